@@ -1,0 +1,39 @@
+"""The key of a full block: a chain of hashes, so that equal keys mean equal tokens from the very start.
+
+Knows token ids. Does not know blocks, pools or who asks.
+
+Why a chain: the keys and values of a token depend on every token before it. A block's content alone
+doesn't identify them; its content and its whole past do. Hashing the parent's key instead of the whole
+past makes that one hash of constant cost a block.
+
+Why sha256, and not Python's hash(): a prefix cache that can be made to collide hands one user's cache to
+another (CVE-2025-25183 did so with the built-in hash, which is predictable for integers). sha256 is also
+the same in every process, so keys can be shared between servers and stored.
+"""
+
+import struct
+from collections.abc import Sequence
+from hashlib import sha256
+
+#: What goes into a key beside tokens: pairs of a type tag and a value, such as ("cache_salt", "team-7").
+ExtraKeys = Sequence[tuple[str, str]]
+
+
+def hash_block(parent: bytes | None, token_ids: Sequence[int], extra: ExtraKeys = ()) -> bytes:
+    """Key of a full block: H(parent's key, token ids, extra keys). 32 bytes, equal in every process.
+
+    parent: key of the block before, or None for a sequence's first block.
+    token_ids: the block's tokens, all `block_size` of them.
+    extra: what else must be equal for the block to be shared, as (tag, value) pairs. A salt goes into the
+        first block only; the chain carries it on.
+
+    Every piece is written with its length or count first, so that no two different inputs give the same
+    bytes: "1,23" and "12,3" can't be confused, nor a salt with a token.
+    """
+    past = b"" if parent is None else parent
+    parts = [struct.pack("<q", len(past)), past]
+    parts.append(struct.pack(f"<{len(token_ids) + 1}q", len(token_ids), *token_ids))
+    for tag, value in extra:
+        for text in (tag.encode(), value.encode()):
+            parts += (struct.pack("<q", len(text)), text)
+    return sha256(b"".join(parts)).digest()

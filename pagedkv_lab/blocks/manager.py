@@ -1,0 +1,291 @@
+"""The one door between the scheduler and block ownership.
+
+Knows sequences by their tokens and by how many of those are computed; puts allocator, tables, prefix cache
+and hashing together so that the rules of the cache hold. Does not know tensors, models or scheduling policy.
+
+The life of a sequence here: `lookup` (what is cached already), `admit` (take those blocks), `append` (room
+for the tokens of one step), perhaps `fork`, then `free`. After each step the engine says `commit_step`, or
+`abandon_step` where the step failed.
+
+Blocks become findable when the step that fills them is scheduled, not when it has run: a second sequence
+with the same prompt, scheduled in the same step, then shares them (the runner writes all keys and values of
+a layer before it reads any). `abandon_step` takes back what a failed step never filled.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from pagedkv_lab.blocks.allocator import BlockAllocator
+from pagedkv_lab.blocks.hashing import ExtraKeys, hash_block
+from pagedkv_lab.blocks.prefix_cache import PrefixCache
+from pagedkv_lab.blocks.table import BlockTable
+from pagedkv_lab.errors import OutOfBlocks
+from pagedkv_lab.sizing import blocks_for
+
+
+class SequenceLike(Protocol):
+    """What the manager reads of a sequence. It writes to `block_keys` only: a memo, to hash no block twice.
+
+    A fork has a `block_keys` of its own (a copy): its later keys are not its parent's.
+    """
+
+    seq_id: int  #: unique, from 1
+    name: str  #: for messages: "request 3"
+    token_ids: list[int]  #: prompt and output so far
+    num_computed_tokens: int  #: the first so many tokens are through the model
+    block_keys: list[Hashable]
+    extra_keys: ExtraKeys  #: enter the key of the first block
+
+
+class PoolCounts(NamedTuple):
+    """How many blocks are empty, free but findable, and held. The three add up to `total`, always."""
+
+    total: int
+    free: int
+    cached: int
+    used: int
+
+
+@dataclass
+class _Holding:
+    """What one sequence holds: its table, how many of its tokens lie there, how many blocks are keyed."""
+
+    seq: SequenceLike
+    table: Any
+    num_filled: int
+    num_keyed: int
+
+
+class BlockManager:
+    """Owns the pool of `num_blocks` blocks of `block_size` tokens.
+
+    The parts default to the package's own; `allocator` and `prefix_cache` are objects, `block_table` makes a
+    table from an allocator, `hash_block` is a function.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        allocator: Any = None,
+        prefix_cache: Any = None,
+        block_table: Callable[[Any], Any] = BlockTable,
+        hash_block: Callable[..., Hashable] = hash_block,
+    ):
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.allocator = allocator if allocator is not None else BlockAllocator(num_blocks, block_size)
+        self.prefix_cache = prefix_cache if prefix_cache is not None else PrefixCache()
+        self._block_table, self._hash_block = block_table, hash_block
+        self._holdings: dict[int, _Holding] = {}
+        self._keyed_this_step: list[int] = []
+        self._copies: list[tuple[int, int]] = []
+        self._freed_at = [0] * num_blocks
+        self.step = 0
+        #: Slots that hold a token of a living sequence; those of a shared block count once.
+        self.used_slots = 0
+        #: Tokens looked up and tokens found, over the manager's life.
+        self.queried_tokens = self.hit_tokens = 0
+
+    # A sequence comes in
+
+    def lookup(self, seq: SequenceLike) -> list[int]:
+        """The blocks that hold the longest cached prefix of the sequence's tokens. Takes nothing yet."""
+        if not self.enable_prefix_caching:
+            return []
+        hits: list[int] = []
+        for i in range(len(seq.token_ids) // self.block_size):
+            block = self.prefix_cache.lookup(self._key(seq, i))
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def can_admit(self, seq: SequenceLike, hits: Sequence[int], watermark: int = 0) -> bool:
+        """Whether all tokens of the sequence fit with `watermark` blocks to spare, given its hits.
+
+        A hit block that is free counts as free now and not after: it is subtracted.
+        """
+        revived = sum(self.allocator.ref_count(block) == 0 for block in hits)
+        needed = blocks_for(len(seq.token_ids), self.block_size) - len(hits)
+        return needed + revived + watermark <= self.allocator.num_free
+
+    def admit(self, seq: SequenceLike, hits: Sequence[int]) -> int:
+        """Give the sequence a table that begins with its hit blocks. Returns how many tokens are computed.
+
+        `hits` are what `lookup` has just said: nothing may be allocated in between. A full hit still leaves
+        the last token to compute: its logits are what the next token comes from.
+        """
+        assert seq.seq_id not in self._holdings, f"{seq.name} has a table already"
+        table = self._block_table(self.allocator)
+        # Noted before it takes anything, so that `free` finds what it took if a part fails half-way.
+        holding = self._holdings[seq.seq_id] = _Holding(seq, table, 0, 0)
+        for block in hits:
+            revived = self.allocator.ref_count(block) == 0
+            table.append_shared(block)
+            holding.num_filled += self.block_size
+            holding.num_keyed += 1
+            self.used_slots += self.block_size * revived
+        num_skipped = min(holding.num_filled, len(seq.token_ids) - 1)
+        if self.enable_prefix_caching:
+            self.queried_tokens += len(seq.token_ids)
+            self.hit_tokens += num_skipped
+        return num_skipped
+
+    # A sequence grows
+
+    def append(self, seq: SequenceLike, num_tokens: int) -> range | None:
+        """Make room for the next `num_tokens` tokens. Returns the positions to be written, or None: no room.
+
+        All or nothing: with None, no block and no reference count has changed. The range is empty where the
+        tokens lie in hit blocks already (a full hit computes its last token and writes nothing). Should a
+        part raise half-way, the table keeps what it took, for `free` to give back.
+        """
+        holding = self._holdings[seq.seq_id]
+        table = holding.table
+        end = seq.num_computed_tokens + num_tokens
+        start = min(end, max(seq.num_computed_tokens, holding.num_filled))
+        first = start // self.block_size
+        num_new = blocks_for(end, self.block_size) - len(table.blocks)
+        writes_into_old = start < end and first < len(table.blocks)
+        must_copy = writes_into_old and self.allocator.ref_count(table.blocks[first]) > 1
+        if num_new + must_copy > self.allocator.num_free:
+            return None
+        if must_copy:
+            copy = table.ensure_writable(first)
+            self.prefix_cache.forget(copy[1])
+            self._copies.append(copy)
+            self.used_slots += start - first * self.block_size
+        for _ in range(num_new):
+            self.prefix_cache.forget(table.append_block())
+        self.used_slots += end - start
+        holding.num_filled = max(holding.num_filled, end)
+        if self.enable_prefix_caching:
+            self._make_findable(holding, end // self.block_size)
+        return range(start, end)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """The block copies (source, destination) to make before this step writes; asked for once a step."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def commit_step(self) -> None:
+        """The step ran: what it filled stays findable."""
+        self._keyed_this_step.clear()
+        self.step += 1
+
+    def abandon_step(self) -> None:
+        """The step failed: blocks that it was to fill must not be found. Then free its sequences: all that
+        were admitted in it or got room in it.
+        """
+        for block in self._keyed_this_step:
+            self.prefix_cache.forget(block)
+            self.allocator.mark_findable(block, False)
+        self._keyed_this_step.clear()
+        self._copies.clear()
+        self.step += 1
+
+    # Sequences part, and go
+
+    def fork(self, parent: SequenceLike, child: SequenceLike) -> None:
+        """The child shares all blocks of the parent; whoever writes first copies. Between steps only."""
+        assert child.seq_id not in self._holdings, f"{child.name} has a table already"
+        of = self._holdings[parent.seq_id]
+        self._holdings[child.seq_id] = _Holding(child, of.table.fork(), of.num_filled, of.num_keyed)
+
+    def free(self, seq: SequenceLike) -> None:
+        """Take back every block of the sequence. One that holds nothing is left alone.
+
+        A sequence that got room in a step stays until `commit_step` or `abandon_step`: others may count on
+        what it is about to write.
+        """
+        holding = self._holdings.pop(seq.seq_id, None)
+        if holding is None:
+            return
+        for i, block in enumerate(holding.table.blocks):
+            self._freed_at[block] = self.step
+            if self.allocator.ref_count(block) == 1:
+                self.used_slots -= min(self.block_size, max(0, holding.num_filled - i * self.block_size))
+        holding.table.free_all()
+
+    # What the runner and the views see
+
+    def block_table(self, seq: SequenceLike) -> list[int]:
+        """The sequence's physical blocks, in order."""
+        return self._holdings[seq.seq_id].table.blocks
+
+    def slots(self, seq: SequenceLike, positions: range) -> list[int]:
+        """The pool's slots of these positions of the sequence."""
+        slot = self._holdings[seq.seq_id].table.slot
+        return [slot(position) for position in positions]
+
+    def counts(self) -> PoolCounts:
+        """Blocks in total, empty, cached and used."""
+        num_free, num_cached = self.allocator.num_free, self.allocator.num_cached
+        return PoolCounts(self.num_blocks, num_free - num_cached, num_cached, self.num_blocks - num_free)
+
+    def snapshot(self) -> "PoolSnapshot":  # noqa: F821 - numpy is imported only where a view asks
+        """A read-only picture of the pool, arrays by block. Costs nothing when nobody asks."""
+        from pagedkv_lab.blocks.snapshot import take_snapshot
+
+        return take_snapshot(self, self._blocks_in_use(), self._freed_at)
+
+    def out_of_blocks(self, needed: int) -> OutOfBlocks:
+        """The error to raise when nothing is left to preempt: the pool's numbers, three largest owners."""
+        _, free, cached, used = self.counts()
+        held = ((holding.seq.name, len(holding.table.blocks)) for holding in self._holdings.values())
+        owners = sorted(held, key=lambda owner: -owner[1])[:3]
+        return OutOfBlocks(needed, free=free, cached=cached, used=used, owners=owners)
+
+    def check_invariants(self) -> None:
+        """Count everything again from the tables. Raises AssertionError, in words, where it is off."""
+        holders = [0] * self.num_blocks
+        for holding in self._holdings.values():
+            for block in holding.table.blocks:
+                holders[block] += 1
+        for block, expected in enumerate(holders):
+            counted = self.allocator.ref_count(block)
+            assert counted == expected, f"block {block}: {expected} tables hold it, it counts {counted}"
+        counts = self.counts()
+        assert counts.free + counts.cached + counts.used == counts.total, f"the counts don't add up: {counts}"
+        assert min(counts) >= 0, f"a count is below zero: {counts}"
+        in_use = sum(holder > 0 for holder in holders)
+        assert counts.used == in_use, f"{in_use} blocks are in tables, {counts.used} are counted as used"
+        filled: dict[int, int] = {}
+        for block, tokens, _ in self._blocks_in_use():
+            filled[block] = max(filled.get(block, 0), tokens)
+        assert sum(filled.values()) == self.used_slots, (
+            f"{sum(filled.values())} slots hold a token, {self.used_slots} are counted"
+        )
+
+    # Inside
+
+    def _key(self, seq: SequenceLike, i: int) -> Hashable:
+        """Key of the sequence's full block `i`, hashed once and kept with the sequence."""
+        keys = seq.block_keys
+        while len(keys) <= i:
+            at = len(keys) * self.block_size
+            parent, extra = (keys[-1], ()) if keys else (None, seq.extra_keys)
+            keys.append(self._hash_block(parent, seq.token_ids[at : at + self.block_size], extra))
+        return keys[i]
+
+    def _make_findable(self, holding: _Holding, num_full: int) -> None:
+        """Insert the keys of the sequence's blocks that are full now, up to block `num_full`."""
+        for i in range(holding.num_keyed, num_full):
+            key, block = self._key(holding.seq, i), holding.table.blocks[i]
+            if self.prefix_cache.lookup(key) is None:
+                self._keyed_this_step.append(block)
+                self.prefix_cache.insert(key, block)
+                self.allocator.mark_findable(block)
+        holding.num_keyed = max(holding.num_keyed, num_full)
+
+    def _blocks_in_use(self):
+        """(block, tokens in it, sequence id) for every entry of every table."""
+        for seq_id, holding in self._holdings.items():
+            left = holding.num_filled
+            for block in holding.table.blocks:
+                yield block, min(left, self.block_size), seq_id
+                left = max(0, left - self.block_size)

@@ -1,0 +1,563 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+Knows everybody: scheduler, block manager, runner, sampler. Keeps one promise above all: whatever happens in
+a step (an exception in the model, a broken part, Ctrl-C), afterwards every block has an owner that lives,
+and the next step can run.
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from pagedkv_lab.attention import choose_backend
+from pagedkv_lab.blocks.guards import call_part
+from pagedkv_lab.blocks.manager import PoolCounts
+from pagedkv_lab.blocks.snapshot import PoolSnapshot
+from pagedkv_lab.engine.config import EngineConfig
+from pagedkv_lab.engine.detokenizer import Detokenizer
+from pagedkv_lab.engine.interrupts import uninterrupted
+from pagedkv_lab.engine.models import LoadedModel, Prompt, load_model
+from pagedkv_lab.engine.parts import Parts
+from pagedkv_lab.engine.plan import plan_pool
+from pagedkv_lab.engine.request import Request, RequestOutput, Sequence
+from pagedkv_lab.engine.runner import ModelRunner, StepInput
+from pagedkv_lab.engine.sampling import SamplingParams, sample
+from pagedkv_lab.engine.scheduler import Schedule, Scheduled, Scheduler
+from pagedkv_lab.errors import PartError, RequestTooLong
+from pagedkv_lab.sizing import blocks_for, utilization
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did.
+
+    ran: (request id, output index, tokens computed, "prefill" or "decode") a sequence, in batch order.
+    tokens: (request id, output index, token id) for every token produced.
+    pool: the pool's blocks after the step. used_slots: slots that hold a token of a living sequence.
+    hit_tokens: prompt tokens that were found in the cache by sequences let in by this step.
+    preempted: request ids that lost their blocks. finished: what was completed. seconds: how long it took.
+    """
+
+    step: int
+    ran: tuple[tuple[int, int, int, str], ...]
+    tokens: tuple[tuple[int, int, int], ...]
+    pool: PoolCounts
+    used_slots: int
+    hit_tokens: int
+    preempted: tuple[int, ...]
+    num_copied_blocks: int
+    finished: tuple[RequestOutput, ...]
+    seconds: float
+
+    @property
+    def num_scheduled(self) -> int:
+        """Sequences that ran."""
+        return len(self.ran)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(tokens for *_, tokens, kind in self.ran if kind == "prefill")
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return sum(tokens for *_, tokens, kind in self.ran if kind == "decode")
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts since the engine was made. Peaks are taken after each step; sizes in blocks, slots and tokens."""
+
+    steps: int
+    seconds: float
+    running: int
+    waiting: int
+    finished: int
+    computed_tokens: int
+    output_tokens: int
+    queried_tokens: int
+    hit_tokens: int
+    preemptions: int
+    copied_blocks: int
+    pool: PoolCounts
+    peak_used_blocks: int
+    peak_used_slots: int
+    block_size: int
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of the prompt tokens looked up that were found, 0 to 1."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
+    @property
+    def utilization(self) -> float:
+        """At the step that reserved most: slots that held a token over slots reserved."""
+        return utilization(self.peak_used_slots, self.peak_used_blocks * self.block_size)
+
+
+class Engine:
+    """Serves a causal LM from a paged KV cache.
+
+    model: what `load_model` returns, a transformers model (then with `tokenizer=`), or a name for load_model.
+    parts: whose parts to put in, see `Parts`.
+    options: those of `EngineConfig`, by name.
+
+    Raises UnsupportedModel, PartError, ValueError (an option out of range), PagedKVError (no block fits).
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel | Any = None,
+        *,
+        tokenizer: Any = None,
+        parts: Parts | None = None,
+        **options: Any,
+    ):
+        if model is None or isinstance(model, str):
+            model = load_model(model)
+        elif not isinstance(model, LoadedModel):
+            model = LoadedModel(model, tokenizer, type(model).__name__)
+        self.model, self.parts = model, parts or Parts()
+        self.config = EngineConfig(**options)
+        self.config.resolve(model.max_model_len)
+        self.attn_backend, attention = choose_backend(self.config.attn_backend, model.device)
+        if self.parts.paged_attention is not None:
+            self.attn_backend, attention = "yours", _watch_attention(self.parts.paged_attention)
+        self.runner = ModelRunner(model.hf, model.name, attention)
+        if self.config.num_gpu_blocks is None and self.config.kv_cache_memory_bytes is None:
+            self._profile_step()
+        self.plan = plan_pool(
+            self.config,
+            self.parts,
+            self.runner.layers,
+            model_name=model.name,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        logger.info("%s", self.plan)
+        self.num_gpu_blocks, self.block_size = self.plan.num_blocks, self.config.block_size
+        self.runner.allocate(self.num_gpu_blocks, self.block_size)
+        self._requests: dict[int, Request] = {}
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._request_ids, self._seq_ids = count(1), count(1)
+        self._steps = self._finished = self._computed = self._output = self._preemptions = self._copied = 0
+        self._queried = self._hits = 0  # of managers that had to be replaced
+        self._seconds = 0.0
+        self._peak = (0, 0)
+        self._start_pool()
+
+    # Requests come and go
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> int:
+        """Queue a request and return its id. Nothing runs before `step`.
+
+        prompt: text, chat messages, or token ids. cache_salt: requests share cached blocks only with requests
+        of the same salt. max_tokens is cut to what max_model_len leaves.
+
+        Raises RequestTooLong, with the numbers, for a request that could never run; ValueError for a prompt
+        that can't be read.
+        """
+        params = params or SamplingParams()
+        token_ids = self.model.encode(prompt)
+        if params.stop:
+            self.model.encode(params.stop[0])  # raises where there is no tokenizer to find strings with
+        self._refuse_what_never_fits(len(token_ids), params)
+        request = Request(next(self._request_ids), token_ids, params, prompt if isinstance(prompt, str) else None)
+        seq = Sequence(
+            next(self._seq_ids),
+            request,
+            extra_keys=() if cache_salt is None else (("cache_salt", str(cache_salt)),),
+            generator=self._generator(request, 0),
+        )
+        request.sequences.append(seq)
+        self._requests[request.request_id] = request
+        self._watch_text(seq)
+        self.scheduler.add(seq)
+        return request.request_id
+
+    def abort(self, request_id: int) -> RequestOutput | None:
+        """End a request now and take back its blocks. Returns what it had produced, or None if it isn't running."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        with uninterrupted():
+            for seq in request.sequences:
+                if seq.finish_reason is None:
+                    self._finish(seq, "abort")
+            return self._close(request)
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._requests)
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Run one prompt or a list of them to the end. Returns one RequestOutput a prompt, in their order.
+
+        params: for all prompts, or one each. use_tqdm: a progress bar, if it takes more than two seconds.
+        Requests that were added before run along. Whatever interrupts this, its own requests leave no block
+        behind.
+        """
+        prompts = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(each)} sampling params: give one for all, or one each")
+        outputs: dict[int, RequestOutput] = {}
+        ids: list[int] = []
+        try:
+            for prompt, param in zip(prompts, each, strict=True):
+                ids.append(self.add_request(prompt, param, cache_salt=cache_salt))
+            with tqdm(total=len(ids), desc="generating", unit="request", delay=2, disable=not use_tqdm) as bar:
+                while any(request_id in self._requests for request_id in ids):
+                    for output in self.step().finished:
+                        if output.request_id in ids:
+                            outputs[output.request_id] = output
+                            bar.update()
+        finally:
+            for request_id in ids:
+                self.abort(request_id)
+        return [outputs[request_id] for request_id in ids]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
+    ) -> Iterator[str]:
+        """Yield the text of one prompt's (first) output piece by piece. Leaving the loop early aborts it."""
+        request_id = self.add_request(prompt, params, cache_salt=cache_salt)
+        seq = self._requests[request_id].sequences[0]
+        if seq.seq_id not in self._detokenizers and self.model.tokenizer is not None:
+            self._detokenizers[seq.seq_id] = Detokenizer(self.model.tokenizer, seq.params.stop)
+        detokenizer = self._detokenizers.get(seq.seq_id)
+        shown = 0
+        try:
+            while seq.finish_reason is None:
+                self.step()
+                end = detokenizer.safe_length if detokenizer and seq.finish_reason is None else len(seq.text)
+                if end > shown:
+                    piece = (detokenizer.text if seq.finish_reason is None else seq.text)[shown:end]
+                    shown = end
+                    yield piece
+        finally:
+            self.abort(request_id)
+
+    # One step
+
+    def step(self) -> StepReport:
+        """Run one step: schedule, compute, sample, take back the blocks of what finished.
+
+        Where it raises (the model, a part, Ctrl-C), the sequences of the step go back to the queue, to be
+        computed again: call `step` again to go on, or `abort` what should not.
+        """
+        started = time.perf_counter()
+        # Hits are counted as sequences are let in, so what this step's schedule adds is this step's.
+        hits_before = self.manager.hit_tokens
+        schedule = Schedule()
+        try:
+            with uninterrupted():
+                schedule = self._schedule()
+                copies = self.manager.take_copies()
+            if not schedule.work and self._requests:
+                raise self._stuck()
+            tokens: list[tuple[int, int, int]] = []
+            finished: list[RequestOutput] = []
+            ran = tuple(_what_ran(item) for item in schedule.work)
+            if schedule.work:
+                logits = self.runner.execute(self._step_input(schedule, copies))
+                with uninterrupted():
+                    tokens, finished = self._take_tokens(schedule, logits)
+        except BaseException as error:
+            with uninterrupted():
+                self._recover(schedule, broken_part=isinstance(error, PartError))
+            raise
+        pool = self.manager.counts()
+        seconds = time.perf_counter() - started
+        self._steps += 1
+        self._seconds += seconds
+        self._copied += len(copies)
+        self._preemptions += len(schedule.preempted)
+        self._computed += schedule.num_tokens
+        self._output += len(tokens)
+        return StepReport(
+            step=self._steps,
+            ran=ran,
+            tokens=tuple(tokens),
+            pool=pool,
+            used_slots=self.manager.used_slots,
+            hit_tokens=self.manager.hit_tokens - hits_before,
+            preempted=tuple(seq.request.request_id for seq in schedule.preempted),
+            num_copied_blocks=len(copies),
+            finished=tuple(finished),
+            seconds=seconds,
+        )
+
+    # What others may look at
+
+    def snapshot(self) -> PoolSnapshot:
+        """The pool, block by block."""
+        return self.manager.snapshot()
+
+    def stats(self) -> EngineStats:
+        """Counts since the engine was made."""
+        return EngineStats(
+            steps=self._steps,
+            seconds=self._seconds,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            finished=self._finished,
+            computed_tokens=self._computed,
+            output_tokens=self._output,
+            queried_tokens=self._queried + self.manager.queried_tokens,
+            hit_tokens=self._hits + self.manager.hit_tokens,
+            preemptions=self._preemptions,
+            copied_blocks=self._copied,
+            pool=self.manager.counts(),
+            peak_used_blocks=self._peak[0],
+            peak_used_slots=self._peak[1],
+            block_size=self.block_size,
+        )
+
+    def requests(self) -> Mapping[int, Request]:
+        """The unfinished requests by id, for views."""
+        return dict(self._requests)
+
+    # Inside: a step's halves
+
+    def _schedule(self) -> Schedule:
+        if self.parts.Scheduler is Scheduler:
+            return self.scheduler.schedule()
+        schedule = call_part("Scheduler", "schedule", self.scheduler.schedule)
+        if not isinstance(schedule, Schedule):
+            raise PartError("Scheduler", "schedule()", f"it returned {type(schedule).__name__}, not a Schedule")
+        return schedule
+
+    def _step_input(self, schedule: Schedule, copies: list[tuple[int, int]]) -> StepInput:
+        """Lay the step's sequences out as one flat row of tokens."""
+        token_ids: list[int] = []
+        positions: list[int] = []
+        write_slots: list[int] = []
+        write_rows: list[int] = []
+        sample_rows: list[int] = []
+        for item in schedule.work:
+            seq, start = item.seq, item.seq.num_computed_tokens
+            row = len(token_ids)
+            token_ids += seq.token_ids[start : start + item.num_tokens]
+            positions += range(start, start + item.num_tokens)
+            write_slots += self.manager.slots(seq, item.writes)
+            write_rows += range(row + item.writes.start - start, row + item.writes.stop - start)
+            if item.is_last_chunk:
+                sample_rows.append(len(token_ids) - 1)
+        return StepInput(
+            token_ids=token_ids,
+            positions=positions,
+            query_lens=[item.num_tokens for item in schedule.work],
+            context_lens=[item.seq.num_computed_tokens + item.num_tokens for item in schedule.work],
+            block_tables=[self.manager.block_table(item.seq) for item in schedule.work],
+            write_slots=write_slots,
+            write_rows=None if len(write_rows) == len(token_ids) else write_rows,
+            sample_rows=sample_rows or [len(token_ids) - 1],  # nothing to sample: the logits are thrown away
+            copies=copies,
+        )
+
+    def _take_tokens(
+        self, schedule: Schedule, logits: torch.Tensor
+    ) -> tuple[list[tuple[int, int, int]], list[RequestOutput]]:
+        """Advance every sequence, fork those whose prompt is done, sample, and close what ended."""
+        rows: list[int] = []
+        sampling: list[Sequence] = []
+        for item in schedule.work:
+            ready = item.is_last_chunk
+            item.seq.num_computed_tokens += item.num_tokens
+            if ready:
+                together = [item.seq, *self._fork(item.seq)]
+                rows += [len(set(rows))] * len(together)
+                sampling += together
+        # From here on the cache holds what the schedule promised, whatever becomes of the tokens.
+        self.manager.commit_step()
+        self._peak = max(self._peak, (self.manager.counts().used, self.manager.used_slots))
+        if not sampling:
+            return [], []
+        drawn = sample(logits[rows], [seq.params for seq in sampling], [seq.generator for seq in sampling])
+        now = time.perf_counter()
+        tokens = []
+        for seq, token in zip(sampling, drawn, strict=True):
+            seq.token_ids.append(token)
+            seq.request.first_token_time = seq.request.first_token_time or now
+            tokens.append((seq.request.request_id, seq.index, token))
+            if reason := self._end_of(seq, token):
+                self._finish(seq, reason)
+        done = {seq.request.request_id: seq.request for seq in sampling if seq.request.is_finished}
+        return tokens, [self._close(request) for request in done.values()]
+
+    def _fork(self, seq: Sequence) -> list[Sequence]:
+        """The other n - 1 sequences of a request whose prompt has just been computed."""
+        children = []
+        for index in range(1, 1 + seq.forks_to_come):
+            child = seq.fork(next(self._seq_ids), index, self._generator(seq.request, index))
+            self.manager.fork(seq, child)
+            self.scheduler.add_fork(seq, child)
+            seq.request.sequences.append(child)
+            self._watch_text(child)
+            children.append(child)
+        seq.forks_to_come = 0
+        return children
+
+    def _end_of(self, seq: Sequence, token: int) -> str | None:
+        """Why the sequence ends with this token, or None."""
+        params = seq.params
+        detokenizer = self._detokenizers.get(seq.seq_id)
+        hit_stop_string = detokenizer.push(token) if detokenizer else False
+        ends = token in self.model.eos_token_ids and not params.ignore_eos
+        if hit_stop_string or ends or token in params.stop_token_ids:
+            return "stop"
+        full = len(seq.token_ids) >= self.config.max_model_len
+        return "length" if full or seq.num_output_tokens >= params.max_tokens else None
+
+    def _finish(self, seq: Sequence, reason: str) -> None:
+        """The sequence is over: blocks back, text final."""
+        self.manager.free(seq)
+        self.scheduler.remove(seq)
+        seq.finish_reason = reason
+        if detokenizer := self._detokenizers.pop(seq.seq_id, None):
+            detokenizer.finish()
+            seq.text = detokenizer.text
+        else:
+            seq.text = self.model.decode(seq.output_token_ids)
+
+    def _close(self, request: Request) -> RequestOutput:
+        request.finish_time = time.perf_counter()
+        del self._requests[request.request_id]
+        self._finished += 1
+        return RequestOutput.of(request)
+
+    # Inside: when something breaks
+
+    def _recover(self, schedule: Schedule, *, broken_part: bool) -> None:
+        """After a failed step: its sequences lose their blocks and wait to be computed again.
+
+        A part that broke can't be trusted to have kept its books, so the pool starts anew for everybody.
+        """
+        if broken_part:
+            self._start_pool()
+            return
+        try:
+            self.manager.abandon_step()
+            for item in reversed(schedule.work):
+                if item.seq in self.scheduler.running:
+                    self.scheduler.preempt(item.seq)
+        except Exception:
+            logger.exception("the pool could not be put in order after a failed step: it starts anew")
+            self._start_pool()
+
+    def _start_pool(self) -> None:
+        """A new manager and scheduler over an empty pool; unfinished sequences queue again in their order."""
+        if hasattr(self, "manager"):
+            self._queried += self.manager.queried_tokens
+            self._hits += self.manager.hit_tokens
+        self.manager = self.parts.make_manager(
+            self.num_gpu_blocks, self.block_size, self.config.enable_prefix_caching
+        )
+        self.scheduler = call_part("Scheduler", "__init__", self.parts.Scheduler, self.config, self.manager)
+        for request in self._requests.values():
+            for seq in request.sequences:
+                if seq.finish_reason is None:
+                    seq.num_computed_tokens = 0
+                    seq.block_keys.clear()
+                    self.scheduler.add(seq)
+
+    def _stuck(self) -> Exception:
+        """Requests wait, nobody runs, and not even the first one gets its blocks: somebody lost blocks."""
+        waiting = next(seq for r in self._requests.values() for seq in r.sequences if seq.finish_reason is None)
+        return self.manager.out_of_blocks(blocks_for(len(waiting.token_ids), self.block_size))
+
+    # Inside: the door
+
+    def _refuse_what_never_fits(self, prompt_len: int, params: SamplingParams) -> None:
+        limit = self.config.max_model_len
+        if prompt_len >= limit:
+            raise RequestTooLong(
+                f"The prompt has {prompt_len} tokens and max_model_len is {limit}: there is no room for output. "
+                "Shorten the prompt, or raise max_model_len."
+            )
+        # The last token's keys and values are never needed, so it takes no slot.
+        longest = min(prompt_len + params.max_tokens, limit) - 1
+        needed = blocks_for(longest, self.block_size)
+        if needed > self.num_gpu_blocks:
+            raise RequestTooLong(
+                f"The request may grow to {longest} tokens in the cache, which are {needed} blocks of "
+                f"{self.block_size}, and the whole pool has {self.num_gpu_blocks}. Lower max_tokens (now "
+                f"{params.max_tokens}), shorten the prompt ({prompt_len} tokens), or raise num_gpu_blocks."
+            )
+        if params.n > self.config.max_num_seqs:
+            raise RequestTooLong(
+                f"n = {params.n} sequences can't run at once with max_num_seqs = {self.config.max_num_seqs}: "
+                "lower n, or raise max_num_seqs."
+            )
+
+    def _watch_text(self, seq: Sequence) -> None:
+        if seq.params.stop:
+            self._detokenizers[seq.seq_id] = Detokenizer(self.model.tokenizer, seq.params.stop)
+
+    def _generator(self, request: Request, index: int) -> torch.Generator | None:
+        """Each sampled sequence draws from a generator of its own, so its neighbours don't matter."""
+        params = request.params
+        if params.temperature == 0:
+            return None
+        seed = params.seed if params.seed is not None else self.config.seed + 1_000_003 * request.request_id
+        return torch.Generator(self.model.device).manual_seed(seed + index)
+
+    def _profile_step(self) -> None:
+        """On a GPU, run one full step so that what is free afterwards really is (activations are allocated)."""
+        if self.model.device.type != "cuda":
+            return
+        num_tokens = min(self.config.max_num_batched_tokens, self.config.max_model_len)
+        num_blocks = blocks_for(num_tokens, self.config.block_size)
+        self.runner.allocate(num_blocks, self.config.block_size)
+        tokens = list(range(num_tokens))
+        self.runner.execute(
+            StepInput([0] * num_tokens, tokens, [num_tokens], [num_tokens], [list(range(num_blocks))], tokens, None, [0])
+        )
+        self.runner.pool = None
+
+
+def _what_ran(item: Scheduled) -> tuple[int, int, int, str]:
+    seq = item.seq
+    return seq.request.request_id, seq.index, item.num_tokens, "decode" if seq.is_decoding else "prefill"
+
+
+def _is_one_prompt(prompts: Any) -> bool:
+    """Text, a list of messages and a list of ids are one prompt; a list of any of those is many."""
+    return isinstance(prompts, str) or (
+        len(prompts) > 0 and all(isinstance(p, Mapping) or hasattr(p, "__index__") for p in prompts)
+    )
+
+
+def _watch_attention(function: Any) -> Any:
+    """A learner's attention: what it raises, and an output of the wrong shape, is said in terms of the part."""
+
+    def watched(query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, *args: Any, **options: Any):
+        options.pop("workspace", None)
+        options = {name: value for name, value in options.items() if value is not None}
+        output = call_part(
+            "paged_attention", "paged_attention", lambda *a: function(*a, **options), query, key_pool, value_pool, *args
+        )
+        wanted = (*query.shape[:2], value_pool.shape[3])
+        if not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
+            got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+            raise PartError("paged_attention", "paged_attention", f"it returned {got}, not a tensor of {wanted}")
+        return output
+
+    return watched

@@ -1,0 +1,5 @@
+"""The pool's tensors: where keys and values lie. Knows slots and layers, not who owns them."""
+
+from pagedkv_lab.kv.pool import KVPool, LayerShape
+
+__all__ = ["KVPool", "LayerShape"]
