@@ -109,11 +109,14 @@ class ModelShape:
             lacks = ", ".join(missing)
             raise ValueError(f"{name or 'this config'} is not a decoder's config: it lacks {lacks}")
         head_dim = field("head_dim", default=None) or hidden // heads
+        kv_heads = field("num_key_value_heads", "num_kv_heads", default=heads)
+        if config.get("multi_query") and not config.get("new_decoder_architecture"):
+            kv_heads = 1  # GPT-BigCode and the first Falcons say MQA with a flag
         return cls(
             name=name or field("_name_or_path", "model_type", default="model"),
             num_hidden_layers=layers,
             num_attention_heads=heads,
-            num_key_value_heads=field("num_key_value_heads", default=heads),
+            num_key_value_heads=kv_heads,
             head_dim=head_dim,
             num_parameters=llama_parameters(config) if _LLAMA_FIELDS.issubset(config) else None,
             max_position_embeddings=field("max_position_embeddings", "n_positions", default=2048),

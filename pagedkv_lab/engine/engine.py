@@ -30,7 +30,7 @@ from pagedkv_lab.engine.request import Request, RequestOutput, Sequence
 from pagedkv_lab.engine.runner import ModelRunner, StepInput
 from pagedkv_lab.engine.sampling import SamplingParams, sample
 from pagedkv_lab.engine.scheduler import Schedule, Scheduled, Scheduler
-from pagedkv_lab.errors import PartError, RequestTooLong
+from pagedkv_lab.errors import PagedKVError, PartError, RequestTooLong
 from pagedkv_lab.sizing import blocks_for, utilization
 
 logger = logging.getLogger(__name__)
@@ -127,11 +127,11 @@ class Engine:
             model = LoadedModel(model, tokenizer, type(model).__name__)
         self.model, self.parts = model, parts or Parts()
         self.config = EngineConfig(**options)
-        self.config.resolve(model.max_model_len)
         self.attn_backend, attention = choose_backend(self.config.attn_backend, model.device)
         if self.parts.paged_attention is not None:
             self.attn_backend, attention = "yours", _watch_attention(self.parts.paged_attention)
         self.runner = ModelRunner(model.hf, model.name, attention)
+        self.config.resolve(model.max_model_len)
         if self.config.num_gpu_blocks is None and self.config.kv_cache_memory_bytes is None:
             self._profile_step()
         self.plan = plan_pool(
@@ -147,6 +147,7 @@ class Engine:
         self.runner.allocate(self.num_gpu_blocks, self.block_size)
         self._requests: dict[int, Request] = {}
         self._detokenizers: dict[int, Detokenizer] = {}
+        self._undelivered: list[RequestOutput] = []
         self._request_ids, self._seq_ids = count(1), count(1)
         self._steps = self._finished = self._computed = self._output = self._preemptions = self._copied = 0
         self._queried = self._hits = 0  # of managers that had to be replaced
@@ -191,13 +192,21 @@ class Engine:
         if request is None:
             return None
         with uninterrupted():
-            for seq in request.sequences:
-                if seq.finish_reason is None:
+            unfinished = [seq for seq in request.sequences if seq.finish_reason is None]
+            try:
+                for seq in unfinished:
                     self._finish(seq, "abort")
+            except PagedKVError as error:
+                # A part that can't give blocks back: the others still get an engine that works.
+                logger.warning("aborting request %s: %s", request_id, error)
+                for seq in unfinished:
+                    seq.finish_reason = "abort"
+                self._start_pool()
             return self._close(request)
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self._requests)
+        """Whether `step` still has something to run, or to report."""
+        return bool(self._requests or self._undelivered)
 
     def generate(
         self,
@@ -273,16 +282,16 @@ class Engine:
             if not schedule.work and self._requests:
                 raise self._stuck()
             tokens: list[tuple[int, int, int]] = []
-            finished: list[RequestOutput] = []
             ran = tuple(_what_ran(item) for item in schedule.work)
             if schedule.work:
                 logits = self.runner.execute(self._step_input(schedule, copies))
                 with uninterrupted():
-                    tokens, finished = self._take_tokens(schedule, logits)
+                    tokens = self._take_tokens(schedule, logits)
         except BaseException as error:
             with uninterrupted():
                 self._recover(schedule, broken_part=isinstance(error, PartError))
             raise
+        finished, self._undelivered = self._undelivered, []
         pool = self.manager.counts()
         seconds = time.perf_counter() - started
         self._steps += 1
@@ -372,24 +381,22 @@ class Engine:
             copies=copies,
         )
 
-    def _take_tokens(
-        self, schedule: Schedule, logits: torch.Tensor
-    ) -> tuple[list[tuple[int, int, int]], list[RequestOutput]]:
+    def _take_tokens(self, schedule: Schedule, logits: torch.Tensor) -> list[tuple[int, int, int]]:
         """Advance every sequence, fork those whose prompt is done, sample, and close what ended."""
         rows: list[int] = []
         sampling: list[Sequence] = []
+        ready = [item.seq for item in schedule.work if item.is_last_chunk]  # one row of logits each, in this order
         for item in schedule.work:
-            ready = item.is_last_chunk
             item.seq.num_computed_tokens += item.num_tokens
-            if ready:
-                together = [item.seq, *self._fork(item.seq)]
-                rows += [len(set(rows))] * len(together)
-                sampling += together
+        for row, seq in enumerate(ready):
+            together = [seq, *self._fork(seq)]
+            rows += [row] * len(together)
+            sampling += together
         # From here on the cache holds what the schedule promised, whatever becomes of the tokens.
         self.manager.commit_step()
         self._peak = max(self._peak, (self.manager.counts().used, self.manager.used_slots))
         if not sampling:
-            return [], []
+            return []
         drawn = sample(logits[rows], [seq.params for seq in sampling], [seq.generator for seq in sampling])
         now = time.perf_counter()
         tokens = []
@@ -399,8 +406,8 @@ class Engine:
             tokens.append((seq.request.request_id, seq.index, token))
             if reason := self._end_of(seq, token):
                 self._finish(seq, reason)
-        done = {seq.request.request_id: seq.request for seq in sampling if seq.request.is_finished}
-        return tokens, [self._close(request) for request in done.values()]
+        self._close_finished([seq.request for seq in sampling if seq.finish_reason is not None])
+        return tokens
 
     def _fork(self, seq: Sequence) -> list[Sequence]:
         """The other n - 1 sequences of a request whose prompt has just been computed."""
@@ -427,21 +434,29 @@ class Engine:
         return "length" if full or seq.num_output_tokens >= params.max_tokens else None
 
     def _finish(self, seq: Sequence, reason: str) -> None:
-        """The sequence is over: blocks back, text final."""
-        self.manager.free(seq)
-        self.scheduler.remove(seq)
+        """The sequence is over: text final, blocks back."""
         seq.finish_reason = reason
-        if detokenizer := self._detokenizers.pop(seq.seq_id, None):
-            detokenizer.finish()
-            seq.text = detokenizer.text
-        else:
-            seq.text = self.model.decode(seq.output_token_ids)
+        try:
+            if detokenizer := self._detokenizers.pop(seq.seq_id, None):
+                detokenizer.finish()
+                seq.text = detokenizer.text
+            else:
+                seq.text = self.model.decode(seq.output_token_ids)
+        finally:
+            self.scheduler.remove(seq)
+            self.manager.free(seq)
 
     def _close(self, request: Request) -> RequestOutput:
         request.finish_time = time.perf_counter()
         del self._requests[request.request_id]
         self._finished += 1
         return RequestOutput.of(request)
+
+    def _close_finished(self, candidates: Seq[Request]) -> None:
+        """Put those that are finished into the next report."""
+        for request in candidates:
+            if request.is_finished and request.request_id in self._requests:
+                self._undelivered.append(self._close(request))
 
     # Inside: when something breaks
 
@@ -450,14 +465,17 @@ class Engine:
 
         A part that broke can't be trusted to have kept its books, so the pool starts anew for everybody.
         """
+        self._close_finished(list(self._requests.values()))
         if broken_part:
             self._start_pool()
             return
         try:
             self.manager.abandon_step()
-            for item in reversed(schedule.work):
-                if item.seq in self.scheduler.running:
-                    self.scheduler.preempt(item.seq)
+            failed = {item.seq.seq_id for item in schedule.work}
+            for seq in reversed(self.scheduler.running):
+                # A fork that was to get its first token in this step has nothing left to compute: it goes, too.
+                if seq.seq_id in failed or seq.num_uncomputed_tokens == 0:
+                    self.scheduler.preempt(seq)
         except Exception:
             logger.exception("the pool could not be put in order after a failed step: it starts anew")
             self._start_pool()
@@ -527,9 +545,8 @@ class Engine:
         num_blocks = blocks_for(num_tokens, self.config.block_size)
         self.runner.allocate(num_blocks, self.config.block_size)
         tokens = list(range(num_tokens))
-        self.runner.execute(
-            StepInput([0] * num_tokens, tokens, [num_tokens], [num_tokens], [list(range(num_blocks))], tokens, None, [0])
-        )
+        one = [num_tokens]
+        self.runner.execute(StepInput([0] * num_tokens, tokens, one, one, [list(range(num_blocks))], tokens, None, [0]))
         self.runner.pool = None
 
 

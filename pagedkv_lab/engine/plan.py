@@ -70,7 +70,7 @@ def plan_pool(
         bytes_per_token = parts.size("kv_bytes_per_token", *shape)
         formula = "2 (key and value) × {} layers × {} KV heads × {} numbers × {} bytes".format(*shape)
         if bytes_per_token != exact:
-            what = f"it says {bytes_per_token:,} bytes, and one token of this pool's tensors weighs {exact:,} bytes"
+            what = f"it says {bytes_per_token:,} bytes; one token of this pool's tensors weighs {exact:,} bytes"
             raise PartError("kv_bytes_per_token", f"kv_bytes_per_token{shape}", what)
     else:
         bytes_per_token, formula = exact, f"the sum over {len(layers)} layers of different shapes"
@@ -84,7 +84,8 @@ def plan_pool(
     budget = None
     if config.num_gpu_blocks is not None:
         num_blocks = config.num_gpu_blocks
-        lines.append(f"  blocks     {num_blocks:,}, as asked (num_gpu_blocks) = {human_bytes(num_blocks * block_bytes)}")
+        size = human_bytes(num_blocks * block_bytes)
+        lines.append(f"  blocks     {num_blocks:,}, as asked (num_gpu_blocks) = {size}")
     else:
         if config.kv_cache_memory_bytes is not None:
             budget = config.kv_cache_memory_bytes

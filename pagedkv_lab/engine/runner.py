@@ -8,7 +8,7 @@ so no padding is computed, and prefill and decode mix freely.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -224,7 +224,7 @@ def _probe_attention(
     keywords: dict[str, Any],
     options: dict[str, Any],
 ) -> torch.Tensor:
-    """Attention over the probe's own tokens, without a pool; notes the layer's shape, refuses what can't be honoured."""
+    """Attention over the probe's own tokens, without a pool. Notes its shape, refuses what can't be honoured."""
     from pagedkv_lab.attention import reference
 
     name = type(module).__name__

@@ -14,7 +14,8 @@ class SamplingParams:
     """How the output of a request is drawn and when it ends. The names and meanings are vLLM's.
 
     n: output sequences per prompt. They share the prompt's blocks; whoever writes first copies.
-    temperature: what logits are divided by; 0 takes the likeliest token every time (greedy).
+    temperature: what logits are divided by; 0 takes the likeliest token every time (greedy) and is the default
+        here, for results that can be repeated (vLLM's is 1).
     top_k: draw among this many likeliest tokens only; 0 means all.
     top_p: draw among the likeliest tokens that together reach this probability (Holtzman et al. 2020, section 3.1).
     max_tokens: output tokens at the most (the model's maximum length also ends an output).

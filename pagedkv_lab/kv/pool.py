@@ -56,10 +56,10 @@ class KVPool:
         """Put one token into each slot. slots: (T,) int64; key: (T, num_kv_heads, key_dim), value likewise."""
         for pool, new in ((self.keys[layer], key), (self.values[layer], value)):
             flat = pool.view(-1, pool.shape[2] * pool.shape[3])  # (num_slots, heads * dim)
-            flat.index_copy_(0, slots, new.reshape(len(slots), -1))
+            flat.index_copy_(0, slots, new.reshape(len(slots), flat.shape[1]))
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks, in every layer. copies: pairs (source, destination); all are read before any is written."""
+        """Copy whole blocks, in every layer: pairs (source, destination), all read before any is written."""
         if not copies:
             return
         sources, destinations = (torch.tensor(side, device=self.keys[0].device) for side in zip(*copies, strict=True))
