@@ -191,7 +191,10 @@ class BlockManager:
     # Sequences part, and go
 
     def fork(self, parent: SequenceLike, child: SequenceLike) -> None:
-        """The child shares all blocks of the parent; whoever writes first copies. Between steps only."""
+        """The child shares all blocks of the parent; whoever writes first copies.
+
+        Only once the model has run and everything that the parent got room for is written.
+        """
         assert child.seq_id not in self._holdings, f"{child.name} has a table already"
         of = self._holdings[parent.seq_id]
         self._holdings[child.seq_id] = _Holding(child, of.table.fork(), of.num_filled, of.num_keyed)

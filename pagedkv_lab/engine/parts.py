@@ -45,12 +45,13 @@ class Parts:
 
     def make_manager(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> BlockManager:
         """A block manager of these parts, over an empty pool. Raises PartError where a part can't be made."""
+        # `type(...) is`, not isinstance: a learner may subclass our part and break what it inherits.
         allocator = self._make("BlockAllocator", num_blocks, block_size)
-        if not isinstance(allocator, BlockAllocator):
+        if type(allocator) is not BlockAllocator:
             allocator = GuardedAllocator(allocator, num_blocks, block_size)
         cache = self._make("PrefixCache")
         keys = self._keys(cache)
-        if not isinstance(cache, PrefixCache):
+        if type(cache) is not PrefixCache:
             cache = GuardedPrefixCache(cache, num_blocks)
         return BlockManager(
             num_blocks,
