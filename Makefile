@@ -47,9 +47,9 @@ clean: ## remove .venv and caches; the learner's files stay
 
 $(STAMP): pyproject.toml constraints.txt Makefile
 	@rm -f $@
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "PagedKV Lab needs Python 3.11 or newer, and $(PYTHON) is not: make PYTHON=/path/to/python3.11 ..."; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) has no venv module: install it (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	@echo "Setting up $(VENV), once. It takes a few minutes."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)

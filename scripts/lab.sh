@@ -14,7 +14,7 @@ echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "ch
 echo "JupyterLab starts. Open the address below in a browser; Ctrl-C here ends it."
 trap : INT
 # shellcheck disable=SC2086 # $root is one option or none
-"$bin/jupyter-lab" $root --no-browser --port="$port" --ServerApp.answer_yes=True --ServerApp.root_dir="$PWD" \
+"$bin/jupyter-lab" $root --no-browser --port="$port" --log-level=WARN --ServerApp.answer_yes=True --ServerApp.root_dir="$PWD" \
     --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
     --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate --LabApp.news_url=None
 status=$?

@@ -91,8 +91,8 @@ class GuardedAllocator:
     @property
     def num_free(self) -> int:
         """The part's `num_free` (value or method), or the length of its `free_blocks`."""
-        if hasattr(self.part, "num_free"):
-            value = self.part.num_free
+        if inspect.getattr_static(self.part, "num_free", None) is not None:
+            value = call_part(self.name, "num_free", lambda: self.part.num_free)
             value = call_part(self.name, "num_free", value) if callable(value) else value
         elif hasattr(self.part, "free_blocks"):
             value = len(self.part.free_blocks)

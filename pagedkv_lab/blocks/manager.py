@@ -220,6 +220,11 @@ class BlockManager:
         """The sequence's physical blocks, in order."""
         return self._holdings[seq.seq_id].table.blocks
 
+    def room(self, seq: SequenceLike) -> int:
+        """Tokens that the sequence's blocks have room for; 0 where it holds none."""
+        holding = self._holdings.get(seq.seq_id)
+        return len(holding.table.blocks) * self.block_size if holding else 0
+
     def slots(self, seq: SequenceLike, positions: range) -> list[int]:
         """The pool's slots of these positions of the sequence."""
         slot = self._holdings[seq.seq_id].table.slot

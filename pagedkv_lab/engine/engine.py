@@ -181,17 +181,26 @@ class Engine:
             generator=self._generator(request, 0),
         )
         request.sequences.append(seq)
-        self._requests[request.request_id] = request
-        self._watch_text(seq)
-        self.scheduler.add(seq)
+        with uninterrupted():
+            self._requests[request.request_id] = request
+            self._watch_text(seq)
+            try:
+                self.scheduler.add(seq)
+            except PartError:
+                del self._requests[request.request_id]
+                self._detokenizers.pop(seq.seq_id, None)
+                self._recover(broken_part=True)
+                raise
         return request.request_id
 
     def abort(self, request_id: int) -> RequestOutput | None:
         """End a request now and take back its blocks. Returns what it had produced, or None if it isn't running."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
         with uninterrupted():
+            request = self._requests.get(request_id)
+            if request is None:
+                # Perhaps it ended in a step that was interrupted before it could report: nobody waits for it now.
+                self._undelivered = [output for output in self._undelivered if output.request_id != request_id]
+                return None
             unfinished = [seq for seq in request.sequences if seq.finish_reason is None]
             try:
                 for seq in unfinished:
@@ -230,7 +239,8 @@ class Engine:
         ids: list[int] = []
         try:
             for prompt, param in zip(prompts, each, strict=True):
-                ids.append(self.add_request(prompt, param, cache_salt=cache_salt))
+                with uninterrupted():
+                    ids.append(self.add_request(prompt, param, cache_salt=cache_salt))
             with tqdm(total=len(ids), desc="generating", unit="request", delay=2, disable=not use_tqdm) as bar:
                 while any(request_id in self._requests for request_id in ids):
                     for output in self.step().finished:
@@ -238,30 +248,35 @@ class Engine:
                             outputs[output.request_id] = output
                             bar.update()
         finally:
-            for request_id in ids:
-                self.abort(request_id)
+            with uninterrupted():
+                for request_id in ids:
+                    self.abort(request_id)
         return [outputs[request_id] for request_id in ids]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
     ) -> Iterator[str]:
         """Yield the text of one prompt's (first) output piece by piece. Leaving the loop early aborts it."""
-        request_id = self.add_request(prompt, params, cache_salt=cache_salt)
-        seq = self._requests[request_id].sequences[0]
-        if seq.seq_id not in self._detokenizers and self.model.tokenizer is not None:
-            self._detokenizers[seq.seq_id] = Detokenizer(self.model.tokenizer, seq.params.stop)
-        detokenizer = self._detokenizers.get(seq.seq_id)
-        shown = 0
+        request_id = None
         try:
+            with uninterrupted():
+                request_id = self.add_request(prompt, params, cache_salt=cache_salt)
+                seq = self._requests[request_id].sequences[0]
+                if seq.seq_id not in self._detokenizers and self.model.tokenizer is not None:
+                    self._detokenizers[seq.seq_id] = Detokenizer(self.model.tokenizer, seq.params.stop)
+                detokenizer = self._detokenizers.get(seq.seq_id)
+            shown = 0
             while seq.finish_reason is None:
                 self.step()
-                end = detokenizer.safe_length if detokenizer and seq.finish_reason is None else len(seq.text)
-                if end > shown:
-                    piece = (detokenizer.text if seq.finish_reason is None else seq.text)[shown:end]
-                    shown = end
-                    yield piece
+                if detokenizer and seq.finish_reason is None and detokenizer.safe_length > shown:
+                    begin, shown = shown, detokenizer.safe_length
+                    yield detokenizer.text[begin:shown]
+            # The end comes here, also where it was somebody else's step that brought it.
+            if len(seq.text) > shown:
+                yield seq.text[shown:]
         finally:
-            self.abort(request_id)
+            if request_id is not None:
+                self.abort(request_id)
 
     # One step
 
@@ -277,7 +292,7 @@ class Engine:
         schedule = Schedule()
         try:
             with uninterrupted():
-                schedule = self._schedule()
+                schedule = self.scheduler.schedule()
                 copies = self.manager.take_copies()
             if not schedule.work and self._requests:
                 raise self._stuck()
@@ -289,7 +304,7 @@ class Engine:
                     tokens = self._take_tokens(schedule, logits)
         except BaseException as error:
             with uninterrupted():
-                self._recover(schedule, broken_part=isinstance(error, PartError))
+                self._recover(broken_part=isinstance(error, PartError))
             raise
         finished, self._undelivered = self._undelivered, []
         pool = self.manager.counts()
@@ -345,14 +360,6 @@ class Engine:
 
     # Inside: a step's halves
 
-    def _schedule(self) -> Schedule:
-        if self.parts.Scheduler is Scheduler:
-            return self.scheduler.schedule()
-        schedule = call_part("Scheduler", "schedule", self.scheduler.schedule)
-        if not isinstance(schedule, Schedule):
-            raise PartError("Scheduler", "schedule()", f"it returned {type(schedule).__name__}, not a Schedule")
-        return schedule
-
     def _step_input(self, schedule: Schedule, copies: list[tuple[int, int]]) -> StepInput:
         """Lay the step's sequences out as one flat row of tokens."""
         token_ids: list[int] = []
@@ -401,10 +408,11 @@ class Engine:
         now = time.perf_counter()
         tokens = []
         for seq, token in zip(sampling, drawn, strict=True):
+            reason = self._end_of(seq, token)  # first: should it raise, the token isn't taken and is drawn again
             seq.token_ids.append(token)
             seq.request.first_token_time = seq.request.first_token_time or now
             tokens.append((seq.request.request_id, seq.index, token))
-            if reason := self._end_of(seq, token):
+            if reason:
                 self._finish(seq, reason)
         self._close_finished([seq.request for seq in sampling if seq.finish_reason is not None])
         return tokens
@@ -412,26 +420,27 @@ class Engine:
     def _fork(self, seq: Sequence) -> list[Sequence]:
         """The other n - 1 sequences of a request whose prompt has just been computed."""
         children = []
-        for index in range(1, 1 + seq.forks_to_come):
+        while seq.forks_to_come:
+            index = len(seq.request.sequences)
             child = seq.fork(next(self._seq_ids), index, self._generator(seq.request, index))
+            seq.request.sequences.append(child)
+            seq.forks_to_come -= 1
+            self._watch_text(child)
             self.manager.fork(seq, child)
             self.scheduler.add_fork(seq, child)
-            seq.request.sequences.append(child)
-            self._watch_text(child)
             children.append(child)
-        seq.forks_to_come = 0
         return children
 
     def _end_of(self, seq: Sequence, token: int) -> str | None:
-        """Why the sequence ends with this token, or None."""
+        """Why the sequence ends with this token, which it is about to get; None where it goes on."""
         params = seq.params
         detokenizer = self._detokenizers.get(seq.seq_id)
         hit_stop_string = detokenizer.push(token) if detokenizer else False
         ends = token in self.model.eos_token_ids and not params.ignore_eos
         if hit_stop_string or ends or token in params.stop_token_ids:
             return "stop"
-        full = len(seq.token_ids) >= self.config.max_model_len
-        return "length" if full or seq.num_output_tokens >= params.max_tokens else None
+        full = len(seq.token_ids) + 1 >= self.config.max_model_len
+        return "length" if full or seq.num_output_tokens + 1 >= params.max_tokens else None
 
     def _finish(self, seq: Sequence, reason: str) -> None:
         """The sequence is over: text final, blocks back."""
@@ -448,9 +457,10 @@ class Engine:
 
     def _close(self, request: Request) -> RequestOutput:
         request.finish_time = time.perf_counter()
+        output = RequestOutput.of(request)
         del self._requests[request.request_id]
         self._finished += 1
-        return RequestOutput.of(request)
+        return output
 
     def _close_finished(self, candidates: Seq[Request]) -> None:
         """Put those that are finished into the next report."""
@@ -460,46 +470,59 @@ class Engine:
 
     # Inside: when something breaks
 
-    def _recover(self, schedule: Schedule, *, broken_part: bool) -> None:
-        """After a failed step: its sequences lose their blocks and wait to be computed again.
+    def _recover(self, *, broken_part: bool) -> None:
+        """After a failed step: every sequence loses its blocks and queues again, to be computed again.
 
-        A part that broke can't be trusted to have kept its books, so the pool starts anew for everybody.
+        Every one, because a schedule that broke off doesn't say who got room in it. Blocks that the cache still
+        finds are hits then. A part that broke can't be trusted to have kept its books: the pool starts anew.
         """
+        self.runner.give_attention_back()
         self._close_finished(list(self._requests.values()))
-        if broken_part:
+        if broken_part or not self._give_all_blocks_back():
             self._start_pool()
-            return
+        else:
+            self._start_scheduler()
+
+    def _give_all_blocks_back(self) -> bool:
+        """Free every unfinished sequence. Returns whether the books are in order: then no block is in use."""
         try:
             self.manager.abandon_step()
-            failed = {item.seq.seq_id for item in schedule.work}
-            for seq in reversed(self.scheduler.running):
-                # A fork that was to get its first token in this step has nothing left to compute: it goes, too.
-                if seq.seq_id in failed or seq.num_uncomputed_tokens == 0:
-                    self.scheduler.preempt(seq)
+            for seq in self._unfinished():
+                self.manager.free(seq)
+            return self.manager.counts().used == self.manager.used_slots == 0
         except Exception:
             logger.exception("the pool could not be put in order after a failed step: it starts anew")
-            self._start_pool()
+            return False
 
     def _start_pool(self) -> None:
-        """A new manager and scheduler over an empty pool; unfinished sequences queue again in their order."""
+        """A new manager over an empty pool, and a new scheduler."""
         if hasattr(self, "manager"):
             self._queried += self.manager.queried_tokens
             self._hits += self.manager.hit_tokens
         self.manager = self.parts.make_manager(
             self.num_gpu_blocks, self.block_size, self.config.enable_prefix_caching
         )
-        self.scheduler = call_part("Scheduler", "__init__", self.parts.Scheduler, self.config, self.manager)
-        for request in self._requests.values():
-            for seq in request.sequences:
-                if seq.finish_reason is None:
-                    seq.num_computed_tokens = 0
-                    seq.block_keys.clear()
-                    self.scheduler.add(seq)
+        for seq in self._unfinished():
+            seq.block_keys.clear()
+        self._start_scheduler()
+
+    def _start_scheduler(self) -> None:
+        """A new scheduler, in which the unfinished sequences queue in their order. They must hold no blocks."""
+        self.scheduler = self.parts.make_scheduler(self.config, self.manager)
+        for seq in self._unfinished():
+            seq.num_preemptions += seq.num_computed_tokens > 0
+            seq.num_computed_tokens = 0
+            self.scheduler.add(seq)
+
+    def _unfinished(self) -> list[Sequence]:
+        return [s for request in self._requests.values() for s in request.sequences if s.finish_reason is None]
 
     def _stuck(self) -> Exception:
         """Requests wait, nobody runs, and not even the first one gets its blocks: somebody lost blocks."""
-        waiting = next(seq for r in self._requests.values() for seq in r.sequences if seq.finish_reason is None)
-        return self.manager.out_of_blocks(blocks_for(len(waiting.token_ids), self.block_size))
+        first = self._unfinished()[0]
+        if self.parts.Scheduler is not Scheduler and self.manager.counts().used == 0:
+            return PartError("Scheduler", "schedule()", f"{first.name} waits, every block is free, and nobody runs")
+        return self.manager.out_of_blocks(blocks_for(len(first.token_ids), self.block_size))
 
     # Inside: the door
 

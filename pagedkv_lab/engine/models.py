@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock
+from safetensors import SafetensorError
 
 from pagedkv_lab.bundled import BUNDLED_MODEL, INSTALL_BUNDLED, bundled_gguf, dense_copy_path
 from pagedkv_lab.errors import ModelUnavailable
@@ -112,10 +113,11 @@ def load_model(
     dtype: None takes float32 on a CPU; on a GPU the checkpoint's own, float16 where the chip has no bfloat16.
     device: None takes "cuda" where there is one, else "cpu".
 
-    Raises ModelUnavailable, ending with the command that mends it, where the files can't be had.
+    Raises ModelUnavailable, ending with the command that mends it, where the files can't be had; ValueError for a
+    dtype that models don't compute in.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) and dtype != "auto" else dtype
+    dtype = _float_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     if name is None and device.startswith("cuda"):
         try:
             return load_model(DEFAULT_GPU_MODEL, dtype=dtype, device=device)
@@ -126,6 +128,8 @@ def load_model(
         return LoadedModel(hf, tokenizer, BUNDLED_MODEL)
     if name == "toy":
         return _toy(dtype, device)
+    if str(name).startswith("~"):
+        name = Path(name).expanduser()
     hf, tokenizer = _load_folder(name, dtype, device)
     return LoadedModel(hf, tokenizer, Path(name).name)
 
@@ -152,9 +156,10 @@ def _bundled_dense_copy() -> Path:
                     os.replace(unfinished, folder)
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is the second where safetensors meets it first
+        why = getattr(error, "strerror", None) or error
         raise ModelUnavailable(
-            f"The bundled model can't be unpacked into {folder.parent} ({error.strerror or error}; it takes 540 MB): "
+            f"The bundled model can't be unpacked into {folder.parent} ({why}; it takes 540 MB): "
             "set PAGEDKV_CACHE to a folder that can be written, for example `export PAGEDKV_CACHE=/tmp/pagedkv`"
         ) from error
     return folder
@@ -195,13 +200,21 @@ def _load_folder(name: str | Path, dtype: Any, device: str) -> tuple[Any, Any]:
 def _unavailable(name: str | Path, error: Exception) -> ModelUnavailable:
     first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if Path(name).is_dir():
-        return ModelUnavailable(f"The folder {name} holds no causal LM that transformers can load ({first_line})")
+        why = first_line.partition(". ")[0].rstrip(".")
+        return ModelUnavailable(f"The folder {name} holds no causal LM that transformers can load ({why})")
     if str(name).count("/") > 1 or str(name).startswith((".", "~", "/")):
         return ModelUnavailable(f"There is no folder {name}: give a folder that holds config.json, or a hub id")
     return ModelUnavailable(
         f"The model {name} can't be had from the Hugging Face hub or its cache: where there is a network, run "
         f"`hf download {name}` once (a gated model asks for `hf auth login` first)"
     )
+
+
+def _float_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype {name!r} is not known here; choose float32, float16, bfloat16 or auto")
+    return dtype
 
 
 def _default_dtype(config: Any, device: str) -> torch.dtype:

@@ -5,13 +5,16 @@ Knows which slot takes what and how a part is called. Does not know how any part
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 from pagedkv_lab import sizing
 from pagedkv_lab.attention import PagedAttention
 from pagedkv_lab.blocks import BlockAllocator, BlockManager, BlockTable, PrefixCache, hash_block
 from pagedkv_lab.blocks.guards import GuardedAllocator, GuardedPrefixCache, GuardedTable, call_part, guard_hash
+from pagedkv_lab.engine.config import EngineConfig
 from pagedkv_lab.engine.scheduler import Scheduler
+from pagedkv_lab.engine.scheduler_guard import GuardedScheduler
 from pagedkv_lab.errors import PartError
 
 
@@ -63,11 +66,16 @@ class Parts:
             hash_block=keys,
         )
 
+    def make_scheduler(self, config: EngineConfig, manager: BlockManager) -> Scheduler | GuardedScheduler:
+        """A scheduler without sequences. Raises PartError where it can't be made."""
+        scheduler = self._make("Scheduler", config, manager)
+        return scheduler if self.Scheduler is Scheduler else GuardedScheduler(scheduler, manager)
+
     def size(self, name: str, *args: Any) -> int:
         """Call one of the sizing functions; a learner's answer must be a whole number that isn't negative."""
         function = getattr(self, name)
         value = call_part(name, name, function, *args)
-        if not isinstance(value, int | float) or value != value // 1 or value < 0:
+        if not isinstance(value, Real) or value != value // 1 or value < 0:
             raise PartError(name, name, f"it returned {value!r}, not a whole number")
         return int(value)
 

@@ -36,6 +36,9 @@ class Sequence:
         self.finish_reason: str | None = None
         self.text: str = ""
 
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
     @property
     def name(self) -> str:
         """For messages: "request 3", or "request 3, output 1" where there are several."""

@@ -17,6 +17,7 @@ import torch
 from transformers import AttentionInterface
 
 from pagedkv_lab.attention import PagedAttention, Workspace
+from pagedkv_lab.engine.interrupts import uninterrupted
 from pagedkv_lab.errors import UnsupportedModel
 from pagedkv_lab.kv import KVPool, LayerShape
 
@@ -77,6 +78,7 @@ class ModelRunner:
         self.device: torch.device = hf.device
         self.workspace = Workspace()
         self.pool: KVPool | None = None
+        self._own_attention: list[tuple[Any, str]] = []
         self._configs = {id(m.config): m.config for m in hf.modules() if hasattr(m, "config")}.values()
         self._keeps_logits = "logits_to_keep" in inspect.signature(hf.forward).parameters
         AttentionInterface.register(_NAME, _attention)
@@ -125,14 +127,20 @@ class ModelRunner:
     @contextmanager
     def _our_attention(self) -> Iterator[None]:
         """The model's own attention comes back afterwards, so that the same model can still generate() by itself."""
-        before = [config._attn_implementation for config in self._configs]
+        self._own_attention = [(config, config._attn_implementation) for config in self._configs]
         try:
             for config in self._configs:
                 config._attn_implementation = _NAME
             yield
         finally:
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation = name
+            with uninterrupted():
+                self.give_attention_back()
+
+    def give_attention_back(self) -> None:
+        """Give the model its own attention again. Twice does no harm: after a failure the engine makes sure."""
+        for config, name in self._own_attention:
+            config._attn_implementation = name
+        self._own_attention = []
 
     # Finding out, before anything is served, whether this model can be
 

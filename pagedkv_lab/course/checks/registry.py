@@ -1,0 +1,72 @@
+"""The course's exercises: their names, numbers and checks, chapter by chapter.
+
+Knows where each chapter's checks are. Does not run them.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from pagedkv_lab.course.checks.report import Report
+from pagedkv_lab.errors import PagedKVError
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise. `name` is its keyword in `check(name=...)`, and where it is a part of the engine, the part's name.
+
+    A stretch exercise is counted, but nobody is sent to it.
+    """
+
+    name: str
+    number: str
+    title: str
+    examine: Callable[[Any], Report]
+    stretch: bool = False
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One chapter's exercises. `folder` is its name in exercises/."""
+
+    folder: str
+    title: str
+    exercises: tuple[Exercise, ...]
+
+
+#: Folder, title and the module of this package that holds the checks.
+_CHAPTERS = (
+    ("00_start_here", "Start here", "start_here"),
+    ("01_kv_sizing", "KV cache sizing", "kv_sizing"),
+)
+
+
+class UnknownExercise(PagedKVError):
+    """`check` was called with a name that is not an exercise."""
+
+
+@cache
+def chapters() -> tuple[Chapter, ...]:
+    """All chapters that have exercises, in order."""
+    return tuple(
+        Chapter(folder, title, import_module(f"pagedkv_lab.course.checks.{module}").EXERCISES)
+        for folder, title, module in _CHAPTERS
+    )
+
+
+@cache
+def exercises() -> Mapping[str, Exercise]:
+    """All exercises by name, in order."""
+    return {exercise.name: exercise for chapter in chapters() for exercise in chapter.exercises}
+
+
+def find(name: str) -> Exercise:
+    """The exercise of this name. Raises UnknownExercise, with the nearest name there is."""
+    if name in exercises():
+        return exercises()[name]
+    close = difflib.get_close_matches(name, exercises(), n=1)
+    meant = f" Did you mean {close[0]}?" if close else f" The exercises are {', '.join(exercises())}."
+    raise UnknownExercise(f"There is no exercise called {name}.{meant}")

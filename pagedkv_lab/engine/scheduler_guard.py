@@ -1,0 +1,71 @@
+"""The door for a scheduler that somebody else wrote, as `blocks/guards.py` is for the parts of the block layer.
+
+Knows what a step's work must look like. Does not know any policy: who runs first is the scheduler's business.
+"""
+
+from typing import Any
+
+from pagedkv_lab.blocks.guards import call_part, require
+from pagedkv_lab.blocks.manager import BlockManager
+from pagedkv_lab.engine.request import Sequence
+from pagedkv_lab.engine.scheduler import Schedule, Scheduled
+from pagedkv_lab.errors import PartError
+
+
+class GuardedScheduler:
+    """A learner's scheduler. What it raises, and work that can't be done, is said in terms of the part."""
+
+    name = "Scheduler"
+
+    def __init__(self, part: Any, manager: BlockManager):
+        require(part, self.name, "add", "schedule", "remove")
+        for attribute in ("waiting", "running"):
+            if not hasattr(part, attribute):
+                raise PartError(self.name, "__init__", f"it keeps no list called {attribute}")
+        self.part, self.manager = part, manager
+
+    @property
+    def waiting(self) -> Any:
+        return self.part.waiting
+
+    @property
+    def running(self) -> Any:
+        return self.part.running
+
+    def add(self, seq: Sequence) -> None:
+        call_part(self.name, "add", self.part.add, seq)
+
+    def add_fork(self, parent: Sequence, child: Sequence) -> None:
+        require(self.part, self.name, "add_fork")
+        call_part(self.name, "add_fork", self.part.add_fork, parent, child)
+
+    def remove(self, seq: Sequence) -> None:
+        call_part(self.name, "remove", self.part.remove, seq)
+
+    def schedule(self) -> Schedule:
+        step = call_part(self.name, "schedule", self.part.schedule)
+        if not isinstance(step, Schedule):
+            raise PartError(self.name, "schedule()", f"it returned {type(step).__name__}, not a Schedule")
+        seen: set[int] = set()
+        for item in step.work:
+            if what := self._wrong_with(item, seen):
+                raise PartError(self.name, "schedule()", what)
+            seen.add(item.seq.seq_id)
+        return step
+
+    def _wrong_with(self, item: Any, seen: set[int]) -> str | None:
+        """Why the runner can't do this piece of work; None where it can."""
+        if not isinstance(item, Scheduled):
+            return f"its work holds a {type(item).__name__}, not a Scheduled"
+        seq = item.seq
+        if seq.seq_id in seen:
+            return f"{seq.name} is in the step twice"
+        if not 1 <= item.num_tokens <= seq.num_uncomputed_tokens:
+            return f"{seq.name} is to compute {item.num_tokens} tokens and has {seq.num_uncomputed_tokens} to compute"
+        end = seq.num_computed_tokens + item.num_tokens
+        room = self.manager.room(seq)
+        if room < end:
+            return f"{seq.name} is to reach token {end} and has blocks for {room}: ask manager.append(seq, num_tokens)"
+        if not seq.num_computed_tokens <= item.writes.start <= item.writes.stop == end:
+            return f"{seq.name} is to write {item.writes!r}: hand on the range that manager.append returned"
+        return None

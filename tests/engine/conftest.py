@@ -1,0 +1,6 @@
+"""The engine's tests also run on the article's own parts, which lie with the tests of the block layer."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "blocks"))

