@@ -91,7 +91,8 @@ class GuardedAllocator:
     @property
     def num_free(self) -> int:
         """The part's `num_free` (value or method), or the length of its `free_blocks`."""
-        if inspect.getattr_static(self.part, "num_free", None) is not None:
+        # The class is asked first: a property is found there without being run.
+        if hasattr(type(self.part), "num_free") or hasattr(self.part, "num_free"):
             value = call_part(self.name, "num_free", lambda: self.part.num_free)
             value = call_part(self.name, "num_free", value) if callable(value) else value
         elif hasattr(self.part, "free_blocks"):
@@ -271,7 +272,8 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    shape = getattr(value, "shape", None)
+    text = repr(value) if shape is None else f"{type(value).__name__}{tuple(shape)}"
     return text if len(text) <= 40 else text[:37] + "..."
 
 

@@ -580,7 +580,7 @@ def _what_ran(item: Scheduled) -> tuple[int, int, int, str]:
 
 def _is_one_prompt(prompts: Any) -> bool:
     """Text, a list of messages and a list of ids are one prompt; a list of any of those is many."""
-    return isinstance(prompts, str) or (
+    return isinstance(prompts, str | Mapping) or (
         len(prompts) > 0 and all(isinstance(p, Mapping) or hasattr(p, "__index__") for p in prompts)
     )
 

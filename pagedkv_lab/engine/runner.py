@@ -17,7 +17,6 @@ import torch
 from transformers import AttentionInterface
 
 from pagedkv_lab.attention import PagedAttention, Workspace
-from pagedkv_lab.engine.interrupts import uninterrupted
 from pagedkv_lab.errors import UnsupportedModel
 from pagedkv_lab.kv import KVPool, LayerShape
 
@@ -82,7 +81,10 @@ class ModelRunner:
         self._configs = {id(m.config): m.config for m in hf.modules() if hasattr(m, "config")}.values()
         self._keeps_logits = "logits_to_keep" in inspect.signature(hf.forward).parameters
         AttentionInterface.register(_NAME, _attention)
-        self.layers = self._probe()
+        try:
+            self.layers = self._probe()
+        finally:
+            self.give_attention_back()  # once more: Ctrl-C may have come in the middle of it
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the pool's tensors."""
@@ -133,8 +135,7 @@ class ModelRunner:
                 config._attn_implementation = _NAME
             yield
         finally:
-            with uninterrupted():
-                self.give_attention_back()
+            self.give_attention_back()
 
     def give_attention_back(self) -> None:
         """Give the model its own attention again. Twice does no harm: after a failure the engine makes sure."""

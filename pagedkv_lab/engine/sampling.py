@@ -77,7 +77,8 @@ def token_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.T
     if params.top_k:
         ordered[params.top_k :] = float("-inf")
     probabilities = ordered.softmax(-1)
-    # A token stays while the likelier ones alone don't reach top_p, so the first always does.
-    probabilities[probabilities.cumsum(-1) - probabilities >= params.top_p] = 0
+    if params.top_p < 1:  # at 1, rounding in the sum would cut off a large vocabulary's tail
+        # A token stays while the likelier ones alone don't reach top_p, so the first always does.
+        probabilities[probabilities.cumsum(-1) - probabilities >= params.top_p] = 0
     probabilities /= probabilities.sum()
     return torch.zeros_like(probabilities).index_copy_(0, order, probabilities)

@@ -57,6 +57,14 @@ def make_engine(monkeypatch: pytest.MonkeyPatch, make: type[Engine] = Engine, **
     return engine
 
 
+@pytest.fixture
+def python_s_own_ctrl_c() -> Iterator[None]:
+    """As in a terminal; a process in the background of a shell may have been told to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @dataclass
 class Asking:
     """A sequence for `BlockManager.lookup` that takes part in nothing."""
@@ -281,6 +289,7 @@ def test_rule_9_one_request_aborted_after_a_failure_leaves_the_others_their_toke
     assert_all_back(engine)
 
 
+@pytest.mark.usefixtures("python_s_own_ctrl_c")
 def test_rule_9_what_ended_in_an_interrupted_step_is_in_the_next_report(monkeypatch):
     engine = make_engine(monkeypatch)
     prompt = random_prompt(5)
@@ -344,28 +353,24 @@ def test_rule_9_a_stream_that_is_left_early_gives_its_blocks_back(monkeypatch):
 # Ctrl-C, for real
 
 
-@pytest.fixture
-def python_s_own_ctrl_c() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 class CtrlC:
     """While it is in force, SIGINT comes at the n-th point of the run (never, for n = 0).
 
-    A point is a line of this package, or a call of any Python function that it leads to. Not of those in which
-    Python drops exceptions (a generator that is thrown away) or a lock of somebody else's would stay closed.
+    A point is a line of this package (or of the one file `only_in`), or a call of any Python function that it
+    leads to. Not of those in which Python drops exceptions (a generator that is thrown away) or a lock of
+    somebody else's would stay closed.
     """
 
     NOT_IN = ("tqdm", "threading", "logging", "multiprocessing", "weakref")
 
-    def __init__(self, nth: int = 0):
-        self.nth, self.points = nth, 0
+    def __init__(self, nth: int = 0, only_in: str | None = None):
+        self.nth, self.points, self.only_in = nth, 0, only_in
         self.where = "nowhere"
 
     def _is_point(self, frame: Any, event: str) -> bool:
         file, function = frame.f_code.co_filename, frame.f_code.co_name
+        if self.only_in is not None:
+            return event == "line" and file.endswith(self.only_in)
         if event == "line":
             return "pagedkv_lab" in file
         return event == "call" and function not in ("<genexpr>", "__del__") and not any(x in file for x in self.NOT_IN)
@@ -434,6 +439,36 @@ def test_rule_9_ctrl_c_at_any_line_loses_no_block_and_takes_only_what_it_interru
                 assert done[mine] == [own_tokens(engine.model, prompt, params.max_tokens)]
             assert_all_back(engine)
     assert len(where) > how_many // 4, "the moments were all the same"
+
+
+@pytest.mark.usefixtures("python_s_own_ctrl_c")
+@pytest.mark.parametrize("work", ["making", "stepping"])
+def test_ctrl_c_at_any_line_leaves_the_model_its_own_attention(work):
+    """Around the moments at which the model gets ours and gets its own back, line by line."""
+    model = tiny_model("toy")
+    own = model.hf.config._attn_implementation
+
+    def interrupted_at(nth: int) -> CtrlC:
+        ctrl_c = CtrlC(nth, only_in="engine/runner.py")
+        engine = Engine(model, num_gpu_blocks=8) if work == "stepping" else None
+        if engine:
+            engine.add_request(*REQUESTS[0])
+        try:
+            with ctrl_c.in_force():
+                if engine:
+                    engine.step()
+                else:
+                    Engine(model, num_gpu_blocks=8)
+        except KeyboardInterrupt:
+            assert nth
+        return ctrl_c
+
+    interrupted_at(0)
+    num_points = interrupted_at(0).points
+    assert num_points > 50
+    for nth in range(1, num_points + 1):
+        where = interrupted_at(nth).where
+        assert model.hf.config._attn_implementation == own, f"not given back after Ctrl-C at {where}"
 
 
 @pytest.mark.usefixtures("python_s_own_ctrl_c")

@@ -81,6 +81,13 @@ def test_half_precision_logits_are_counted_in_float32():
     torch.testing.assert_close(probabilities, logits.float().softmax(-1), rtol=1e-4, atol=1e-7)
 
 
+def test_without_top_p_no_token_of_a_large_vocabulary_is_ruled_out():
+    logits = 4 * torch.randn(50_000, generator=torch.Generator().manual_seed(0))
+    probabilities = token_probabilities(logits, SamplingParams(temperature=1.0))
+    assert (probabilities > 0).all()
+    assert (token_probabilities(logits, SamplingParams(temperature=1.0, top_p=0.99)) == 0).any()
+
+
 def test_logits_are_left_as_they_were():
     logits = torch.randn(2, 30, generator=torch.Generator().manual_seed(0))
     before = logits.clone()

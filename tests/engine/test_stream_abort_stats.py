@@ -81,6 +81,13 @@ def test_a_prompt_that_can_not_be_read_is_refused_and_nothing_is_queued(prompt, 
     assert_all_back(engine)
 
 
+def test_a_message_by_itself_is_not_taken_for_two_prompts():
+    engine = make_engine()
+    with pytest.raises(ValueError, match="a list of chat messages"):
+        engine.generate({"role": "user", "content": "Hi"}, use_tqdm=False)
+    assert_all_back(engine)
+
+
 @pytest.mark.parametrize("prompt", ["text", [{"role": "user", "content": "chat"}]])
 def test_a_model_without_a_tokenizer_takes_token_ids_and_says_so(prompt):
     engine = make_engine(tiny_model("llama"))
@@ -303,7 +310,8 @@ def test_a_report_says_what_ran_and_what_came_of_it():
     assert report.finished == ()
     report = engine.step()
     assert report.ran == ((first, 0, 1, "decode"), (second, 0, 3, "prefill"))
-    assert [token for *_, token in report.tokens] == [own_tokens(engine.model, a, 2)[1], own_tokens(engine.model, b, 1)[0]]
+    expected = [own_tokens(engine.model, a, 2)[1], own_tokens(engine.model, b, 1)[0]]
+    assert [token for *_, token in report.tokens] == expected
     assert [out.request_id for out in report.finished] == [second]
     assert (report.pool.used, report.used_slots) == (2, 6)
     report = engine.step()
@@ -312,15 +320,14 @@ def test_a_report_says_what_ran_and_what_came_of_it():
     assert report.pool.used == report.used_slots == 0
 
 
-def test_the_times_of_a_request_are_within_those_of_the_run():
+def test_a_request_that_has_one_token_has_no_time_per_token_after_it():
     engine = make_engine()
     engine.add_request(random_prompt(5), SamplingParams(max_tokens=6, ignore_eos=True))
     engine.add_request(random_prompt(5, 1), SamplingParams(max_tokens=1))
     _, (short, long) = run(engine)
     assert short.tpot_s is None
     assert short.ttft_s > 0
-    assert 0 < long.ttft_s
-    assert long.ttft_s + 5 * long.tpot_s >= long.ttft_s
+    assert long.ttft_s > 0
     assert long.tpot_s > 0
 
 

@@ -64,7 +64,7 @@ def test_an_edited_lesson_makes_only_its_own_notebook_stale(built):
         (
             LESSON_PATH,
             lambda nb: nb.cells.insert(2, nb.cells.pop(3)),
-            r"cell 3 is not what .*lesson\.py has in its place \(line 7\)",
+            r"cell 3 is not what .* has in its place \(line 7\)",
         ),
         (LESSON_PATH, lambda nb: cell(nb, "noisy").update(source="x"), "cell 'noisy' has other text"),
         (LESSON_PATH, lambda nb: cell(nb, "noisy").metadata.update(tags=["x"]), "cell 'noisy' has other metadata"),
