@@ -162,8 +162,11 @@ class ModelRunner:
         own = self._forward(token_ids, positions, rows)
 
         seen: list[tuple[Any, LayerShape]] = []
-        with self._our_attention():
-            ours = self._forward(token_ids, positions, rows, **{_STEP: seen})
+        try:
+            with self._our_attention():
+                ours = self._forward(token_ids, positions, rows, **{_STEP: seen})
+        except UnsupportedModel as error:
+            raise self._refuse(str(error)) from error
         layers = dict(seen)
         if sorted(layers) != list(range(config.num_hidden_layers)) or len(seen) != len(layers):
             raise self._refuse(

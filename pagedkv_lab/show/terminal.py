@@ -25,7 +25,10 @@ def demo(model_name: str | None, mode: Mode, json_file: Path | None) -> int:
     Raises OSError before anything runs where `json_file` can't be written.
     """
     if json_file:
-        json_file.touch()
+        with json_file.open("a", encoding="utf-8"):
+            pass
+        if not json_file.stat().st_size:
+            json_file.unlink()  # nothing is left behind where the run is refused
     console = Console()
     console.print(f"loading {model_name or 'the model'} ...", style="dim")
     model = load_model(model_name)

@@ -160,5 +160,7 @@ def _kernel_environment() -> Iterator[dict[str, str]]:
             "PAGEDKV_HOME": str(Path(scratch, "pagedkv")),
             "HF_HUB_OFFLINE": "1",
             "PYTHONHASHSEED": "0",
+            # The same sums in the same order, whatever the machine; and no waiting for a core that others use.
+            "OMP_NUM_THREADS": "1",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }

