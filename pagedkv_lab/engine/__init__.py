@@ -5,9 +5,10 @@ Read in this order: `request` (what is served), `scheduler` (who runs next), `ru
 """
 
 from pagedkv_lab.engine.contiguous import ContiguousEngine
-from pagedkv_lab.engine.engine import Engine, EngineStats, StepReport
+from pagedkv_lab.engine.engine import Engine
 from pagedkv_lab.engine.models import LoadedModel, load_model
 from pagedkv_lab.engine.parts import Parts
+from pagedkv_lab.engine.report import EngineStats, StepReport
 from pagedkv_lab.engine.request import CompletionOutput, RequestOutput
 from pagedkv_lab.engine.sampling import SamplingParams
 

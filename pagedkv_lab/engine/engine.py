@@ -7,9 +7,8 @@ and the next step can run.
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -17,90 +16,24 @@ import torch
 from tqdm import tqdm
 
 from pagedkv_lab.attention import choose_backend
-from pagedkv_lab.blocks.guards import call_part
-from pagedkv_lab.blocks.manager import PoolCounts
 from pagedkv_lab.blocks.snapshot import PoolSnapshot
+from pagedkv_lab.engine.batch import lay_out
 from pagedkv_lab.engine.config import EngineConfig
 from pagedkv_lab.engine.detokenizer import Detokenizer
+from pagedkv_lab.engine.guards import guard_attention
 from pagedkv_lab.engine.interrupts import uninterrupted
 from pagedkv_lab.engine.models import LoadedModel, Prompt, load_model
 from pagedkv_lab.engine.parts import Parts
 from pagedkv_lab.engine.plan import plan_pool
+from pagedkv_lab.engine.report import EngineStats, StepReport
 from pagedkv_lab.engine.request import Request, RequestOutput, Sequence
 from pagedkv_lab.engine.runner import ModelRunner, StepInput
 from pagedkv_lab.engine.sampling import SamplingParams, sample
-from pagedkv_lab.engine.scheduler import Schedule, Scheduled, Scheduler
+from pagedkv_lab.engine.scheduler import Schedule, Scheduler
 from pagedkv_lab.errors import PagedKVError, PartError, RequestTooLong
-from pagedkv_lab.sizing import blocks_for, utilization
+from pagedkv_lab.sizing import blocks_for
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did.
-
-    ran: (request id, output index, tokens computed, "prefill" or "decode") a sequence, in batch order.
-    tokens: (request id, output index, token id) for every token produced.
-    pool: the pool's blocks after the step. used_slots: slots that hold a token of a living sequence.
-    hit_tokens: prompt tokens that were found in the cache by sequences let in by this step.
-    preempted: request ids that lost their blocks. finished: what was completed. seconds: how long it took.
-    """
-
-    step: int
-    ran: tuple[tuple[int, int, int, str], ...]
-    tokens: tuple[tuple[int, int, int], ...]
-    pool: PoolCounts
-    used_slots: int
-    hit_tokens: int
-    preempted: tuple[int, ...]
-    num_copied_blocks: int
-    finished: tuple[RequestOutput, ...]
-    seconds: float
-
-    @property
-    def num_scheduled(self) -> int:
-        """Sequences that ran."""
-        return len(self.ran)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return sum(tokens for *_, tokens, kind in self.ran if kind == "prefill")
-
-    @property
-    def num_decode_tokens(self) -> int:
-        return sum(tokens for *_, tokens, kind in self.ran if kind == "decode")
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counts since the engine was made. Peaks are taken after each step; sizes in blocks, slots and tokens."""
-
-    steps: int
-    seconds: float
-    running: int
-    waiting: int
-    finished: int
-    computed_tokens: int
-    output_tokens: int
-    queried_tokens: int
-    hit_tokens: int
-    preemptions: int
-    copied_blocks: int
-    pool: PoolCounts
-    peak_used_blocks: int
-    peak_used_slots: int
-    block_size: int
-
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Share of the prompt tokens looked up that were found, 0 to 1."""
-        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
-
-    @property
-    def utilization(self) -> float:
-        """At the step that reserved most: slots that held a token over slots reserved."""
-        return utilization(self.peak_used_slots, self.peak_used_blocks * self.block_size)
 
 
 class Engine:
@@ -129,7 +62,7 @@ class Engine:
         self.config = EngineConfig(**options)
         self.attn_backend, attention = choose_backend(self.config.attn_backend, model.device)
         if self.parts.paged_attention is not None:
-            self.attn_backend, attention = "yours", _watch_attention(self.parts.paged_attention)
+            self.attn_backend, attention = "yours", guard_attention(self.parts.paged_attention)
         self.runner = ModelRunner(model.hf, model.name, attention)
         self.config.resolve(model.max_model_len)
         if self.config.num_gpu_blocks is None and self.config.kv_cache_memory_bytes is None:
@@ -236,22 +169,29 @@ class Engine:
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts and {len(each)} sampling params: give one for all, or one each")
         outputs: dict[int, RequestOutput] = {}
-        ids: list[int] = []
+        requests: dict[int, Request] = {}
         try:
             for prompt, param in zip(prompts, each, strict=True):
                 with uninterrupted():
-                    ids.append(self.add_request(prompt, param, cache_salt=cache_salt))
-            with tqdm(total=len(ids), desc="generating", unit="request", delay=2, disable=not use_tqdm) as bar:
-                while any(request_id in self._requests for request_id in ids):
-                    for output in self.step().finished:
-                        if output.request_id in ids:
+                    request_id = self.add_request(prompt, param, cache_salt=cache_salt)
+                    requests[request_id] = self._requests[request_id]
+            wanted = {i: request.params.max_tokens * request.params.n for i, request in requests.items()}
+            total = sum(wanted.values())
+            with tqdm(total=total, desc="generating", unit="token", delay=2, disable=not use_tqdm) as bar:
+                while requests.keys() & self._requests.keys():
+                    report = self._step_for(requests)
+                    bar.update(sum(request_id in requests for request_id, *_ in report.tokens))
+                    for output in report.finished:
+                        if output.request_id in requests:
                             outputs[output.request_id] = output
-                            bar.update()
+                            # What an early end left out is not to come any more.
+                            bar.total -= wanted[output.request_id] - sum(len(o.token_ids) for o in output.outputs)
         finally:
             with uninterrupted():
-                for request_id in ids:
+                for request_id in requests:
                     self.abort(request_id)
-        return [outputs[request_id] for request_id in ids]
+        # One that was aborted from elsewhere meanwhile: what it had.
+        return [outputs.get(i) or RequestOutput.of(request) for i, request in requests.items()]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, cache_salt: str | None = None
@@ -267,7 +207,7 @@ class Engine:
                 detokenizer = self._detokenizers.get(seq.seq_id)
             shown = 0
             while seq.finish_reason is None:
-                self.step()
+                self._step_for([request_id])
                 if detokenizer and seq.finish_reason is None and detokenizer.safe_length > shown:
                     begin, shown = shown, detokenizer.safe_length
                     yield detokenizer.text[begin:shown]
@@ -297,9 +237,9 @@ class Engine:
             if not schedule.work and self._requests:
                 raise self._stuck()
             tokens: list[tuple[int, int, int]] = []
-            ran = tuple(_what_ran(item) for item in schedule.work)
+            ran = tuple((i.seq.request.request_id, i.seq.index, i.num_tokens, i.kind) for i in schedule.work)
             if schedule.work:
-                logits = self.runner.execute(self._step_input(schedule, copies))
+                logits = self.runner.execute(lay_out(schedule, self.manager, copies))
                 with uninterrupted():
                     tokens = self._take_tokens(schedule, logits)
         except BaseException as error:
@@ -327,6 +267,12 @@ class Engine:
             finished=tuple(finished),
             seconds=seconds,
         )
+
+    def _step_for(self, request_ids: Container[int]) -> StepReport:
+        """Run a step for these requests; the outputs of others wait for a report that is theirs."""
+        report = self.step()
+        self._undelivered += [output for output in report.finished if output.request_id not in request_ids]
+        return report
 
     # What others may look at
 
@@ -358,35 +304,7 @@ class Engine:
         """The unfinished requests by id, for views."""
         return dict(self._requests)
 
-    # Inside: a step's halves
-
-    def _step_input(self, schedule: Schedule, copies: list[tuple[int, int]]) -> StepInput:
-        """Lay the step's sequences out as one flat row of tokens."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        write_slots: list[int] = []
-        write_rows: list[int] = []
-        sample_rows: list[int] = []
-        for item in schedule.work:
-            seq, start = item.seq, item.seq.num_computed_tokens
-            row = len(token_ids)
-            token_ids += seq.token_ids[start : start + item.num_tokens]
-            positions += range(start, start + item.num_tokens)
-            write_slots += self.manager.slots(seq, item.writes)
-            write_rows += range(row + item.writes.start - start, row + item.writes.stop - start)
-            if item.is_last_chunk:
-                sample_rows.append(len(token_ids) - 1)
-        return StepInput(
-            token_ids=token_ids,
-            positions=positions,
-            query_lens=[item.num_tokens for item in schedule.work],
-            context_lens=[item.seq.num_computed_tokens + item.num_tokens for item in schedule.work],
-            block_tables=[self.manager.block_table(item.seq) for item in schedule.work],
-            write_slots=write_slots,
-            write_rows=None if len(write_rows) == len(token_ids) else write_rows,
-            sample_rows=sample_rows or [len(token_ids) - 1],  # nothing to sample: the logits are thrown away
-            copies=copies,
-        )
+    # Inside: after the model has run
 
     def _take_tokens(self, schedule: Schedule, logits: torch.Tensor) -> list[tuple[int, int, int]]:
         """Advance every sequence, fork those whose prompt is done, sample, and close what ended."""
@@ -573,31 +491,8 @@ class Engine:
         self.runner.pool = None
 
 
-def _what_ran(item: Scheduled) -> tuple[int, int, int, str]:
-    seq = item.seq
-    return seq.request.request_id, seq.index, item.num_tokens, "decode" if seq.is_decoding else "prefill"
-
-
 def _is_one_prompt(prompts: Any) -> bool:
     """Text, a list of messages and a list of ids are one prompt; a list of any of those is many."""
     return isinstance(prompts, str | Mapping) or (
         len(prompts) > 0 and all(isinstance(p, Mapping) or hasattr(p, "__index__") for p in prompts)
     )
-
-
-def _watch_attention(function: Any) -> Any:
-    """A learner's attention: what it raises, and an output of the wrong shape, is said in terms of the part."""
-
-    def watched(query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, *args: Any, **options: Any):
-        options.pop("workspace", None)
-        options = {name: value for name, value in options.items() if value is not None}
-        output = call_part(
-            "paged_attention", "paged_attention", lambda *a: function(*a, **options), query, key_pool, value_pool, *args
-        )
-        wanted = (*query.shape[:2], value_pool.shape[3])
-        if not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
-            got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-            raise PartError("paged_attention", "paged_attention", f"it returned {got}, not a tensor of {wanted}")
-        return output
-
-    return watched

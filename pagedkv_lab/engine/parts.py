@@ -13,8 +13,8 @@ from pagedkv_lab.attention import PagedAttention
 from pagedkv_lab.blocks import BlockAllocator, BlockManager, BlockTable, PrefixCache, hash_block
 from pagedkv_lab.blocks.guards import GuardedAllocator, GuardedPrefixCache, GuardedTable, call_part, guard_hash
 from pagedkv_lab.engine.config import EngineConfig
+from pagedkv_lab.engine.guards import GuardedScheduler
 from pagedkv_lab.engine.scheduler import Scheduler
-from pagedkv_lab.engine.scheduler_guard import GuardedScheduler
 from pagedkv_lab.errors import PartError
 
 

@@ -31,6 +31,11 @@ class Scheduled:
         """Whether the step reaches the sequence's newest token, so that the next one can be sampled."""
         return self.num_tokens == self.seq.num_uncomputed_tokens
 
+    @property
+    def kind(self) -> str:
+        """ "decode" where only the newest output token is computed, else "prefill"."""
+        return "decode" if self.seq.is_decoding else "prefill"
+
 
 @dataclass
 class Schedule:

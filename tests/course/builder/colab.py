@@ -1,6 +1,7 @@
 """A stand-in for a Colab machine: a fresh Python with Colab's own packages, and an index that offers newer ones.
 
-All packages are empty but for their names, versions and requirements, which is all that pip looks at.
+Packages are empty but for their names, versions and requirements, which is all that pip looks at, and for the names
+that the course imports at once.
 """
 
 import json
@@ -24,13 +25,17 @@ OWN = {
 }
 
 
+#: What the last line of the set-up cell, `import pagedkv_lab.course`, takes from other packages.
+NAMES = {"filelock": "FileLock = Timeout = None\n"}
+
+
 def make_wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
-    """Write a package with one empty module."""
+    """Write a package with one module, empty or nearly so."""
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
     metadata = "".join(f"Requires-Dist: {line}\n" for line in requires)
     content = {
-        f"{module}.py": "",
+        f"{module}.py": NAMES.get(name, ""),
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }

@@ -1,10 +1,14 @@
-"""The door for a scheduler that somebody else wrote, as `blocks/guards.py` is for the parts of the block layer.
+"""The door for a scheduler and an attention that somebody else wrote, as `blocks/guards.py` is for the block layer.
 
-Knows what a step's work must look like. Does not know any policy: who runs first is the scheduler's business.
+Knows what a step's work and an attention's output must look like. Does not know any policy: who runs first is the
+scheduler's business.
 """
 
 from typing import Any
 
+import torch
+
+from pagedkv_lab.attention import PagedAttention
 from pagedkv_lab.blocks.guards import call_part, require
 from pagedkv_lab.blocks.manager import BlockManager
 from pagedkv_lab.engine.request import Sequence
@@ -69,3 +73,21 @@ class GuardedScheduler:
         if not seq.num_computed_tokens <= item.writes.start <= item.writes.stop == end:
             return f"{seq.name} is to write {item.writes!r}: hand on the range that manager.append returned"
         return None
+
+
+def guard_attention(function: PagedAttention) -> PagedAttention:
+    """A learner's attention: what it raises, and an output of the wrong shape, is said in terms of the part."""
+
+    def watched(query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, *args: Any, **options: Any):
+        options.pop("workspace", None)
+        options = {name: value for name, value in options.items() if value is not None}
+        output = call_part(
+            "paged_attention", "paged_attention", lambda *a: function(*a, **options), query, key_pool, value_pool, *args
+        )
+        wanted = (*query.shape[:2], value_pool.shape[3])
+        if not isinstance(output, torch.Tensor) or tuple(output.shape) != wanted:
+            got = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+            raise PartError("paged_attention", "paged_attention", f"it returned {got}, not a tensor of {wanted}")
+        return output
+
+    return watched
