@@ -194,7 +194,8 @@ def _run(
 def _warm_up(model: LoadedModel, prompt: list[int]) -> None:
     """First calls load weights from disk and pick kernels; none of that belongs to the first run's figures."""
     transformers_generate(model, [prompt[:64]], 2)
-    Engine(model, num_gpu_blocks=16, max_model_len=128).generate([prompt[:64]], SamplingParams(max_tokens=2))
+    engine = Engine(model, num_gpu_blocks=16, max_model_len=128)
+    engine.generate([prompt[:64]], SamplingParams(max_tokens=2), use_tqdm=False)
 
 
 def _up_to_end(tokens: list[int], eos_token_ids: frozenset[int]) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -101,13 +102,13 @@ def pool_bar(used: int, cached: int, total: int, width: int = 32) -> Text:
 
 def comparison_table(result: Comparison) -> Table:
     """The runs as a table."""
-    pool = human_bytes(result.pool_bytes)
-    where = f"{result.model}, {result.dtype}, {result.device}, {result.threads} threads; {result.mode}, pool of {pool}"
+    where = f"{result.model}, {result.dtype}, {result.device}, {result.threads} threads"
     what = f"{result.requests} requests: {result.prompt_tokens:,} prompt and {result.output_tokens:,} output tokens"
-    table = Table(title=f"{where}\n{what}", title_justify="left")
-    table.add_column("")
-    for heading in ("KV reserved", "KV used", "utilization", "output tok/s", "mean TTFT", "prefix hits", "preempted"):
-        table.add_column(heading, justify="right")
+    pool = f"{result.mode}, pool of {human_bytes(result.pool_bytes)}"
+    table = Table(title=f"{where}\n{what}; {pool}", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    table.add_column("KV cache", no_wrap=True)
+    for heading in ("reserved", "used", "filled", "tokens/s", "TTFT", "hits", "preempted"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in result.runs:
         table.add_row(
             run.name,
