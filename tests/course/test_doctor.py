@@ -155,14 +155,17 @@ def test_the_bundled_model_is_told_with_size_and_whether_it_is_unpacked(monkeypa
     assert finding("bundled model").says == f"{bundled.BUNDLED_MODEL}, 3 MiB, unpacked"
 
 
-def test_the_doctor_looks_where_load_model_looks():
+def test_the_doctor_looks_where_load_model_unpacks(empty_cache, monkeypatch, tmp_path):
     from pagedkv_lab.engine import models
 
-    gguf = bundled.bundled_gguf()
-    assert models.bundled_gguf() == gguf
-    assert models.cache_dir() == bundled.cache_dir()
-    if gguf:
-        assert models.dense_copy_path(gguf) == bundled.dense_copy_path(gguf)
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(bytes(3 << 20))
+    monkeypatch.setattr(bundled, "bundled_gguf", lambda: gguf)
+    monkeypatch.setattr(models, "bundled_gguf", lambda: gguf)
+    monkeypatch.setattr(models, "_unpack", lambda gguf, folder: (folder / "config.json").touch())
+    assert "will be unpacked" in finding("bundled model").says
+    models._bundled_dense_copy()
+    assert finding("bundled model").says.endswith(", unpacked")
 
 
 def test_a_cache_folder_that_is_not_there_yet_is_ok_and_is_not_made(empty_cache):
