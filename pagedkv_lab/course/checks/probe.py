@@ -88,38 +88,6 @@ class Probe:
         self.fail(code, message, got=got, detail=line_of(function, error), hint=hint, **example)
 
 
-def _as_whole(value: Any) -> int | None:
-    """`value` as an int, or None where it isn't a single whole number."""
-    if isinstance(value, bool | str) or callable(value):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        pass
-    try:
-        whole = int(value)
-        return whole if bool(whole == value) else None
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _why_not_whole(value: Any) -> str:
-    if isinstance(value, bool):
-        return f"It returned {value}, which says yes or no. A number is expected."
-    if isinstance(value, str):
-        return f"It returned the text {short(value)}. Return the number itself, without quotes or a unit."
-    if inspect.iscoroutine(value):
-        value.close()  # or Python complains that nobody awaited it
-        return "It is an `async def`, so a call makes a coroutine and not a number. Write plain `def`."
-    if inspect.isgenerator(value):
-        return "It has a `yield`, so a call makes a generator and not a number. Use `return`."
-    if callable(value):
-        return "It returned a function, not a number. Perhaps the parentheses of a call are missing."
-    if isinstance(value, numbers.Number):
-        return f"It returned {short(value)}, which is not a whole number. `//` divides and rounds down."
-    return f"It returned {_a(value)}, {short(value)}. One number is expected."
-
-
 def say_unwritten(what: str) -> str:
     """The message for an exercise that nobody has begun; `what` is how one can tell."""
     return f"{what}. It's still the stub: write your lines below the comment, run that cell, then this one."
