@@ -42,6 +42,7 @@ def demo(model_name: str | None, mode: Mode, json_file: Path | None) -> int:
             on_step=display.on_step,
             on_transformers=display.on_transformers,
         )
+    console.print(headline(result), highlight=False)
     console.print(comparison_table(result))
     console.print(result.verdict(), style="bold")
     if json_file:
@@ -100,12 +101,18 @@ def pool_bar(used: int, cached: int, total: int, width: int = 32) -> Text:
     return bar
 
 
+def headline(result: Comparison) -> str:
+    """What ran where, in two lines."""
+    return (
+        f"{result.model}, {result.dtype}, {result.device}, {result.threads} threads\n"
+        f"{result.requests} requests: {result.prompt_tokens:,} prompt and {result.output_tokens:,} output tokens; "
+        f"{result.mode}, pool of {human_bytes(result.pool_bytes)}"
+    )
+
+
 def comparison_table(result: Comparison) -> Table:
-    """The runs as a table."""
-    where = f"{result.model}, {result.dtype}, {result.device}, {result.threads} threads"
-    what = f"{result.requests} requests: {result.prompt_tokens:,} prompt and {result.output_tokens:,} output tokens"
-    pool = f"{result.mode}, pool of {human_bytes(result.pool_bytes)}"
-    table = Table(title=f"{where}\n{what}; {pool}", title_justify="left", box=box.SIMPLE_HEAD, padding=0)
+    """The runs as a table of 70 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=0)
     table.add_column("KV cache", no_wrap=True)
     for heading in ("reserved", "used", "filled", "tokens/s", "TTFT", "hits", "preempted"):
         table.add_column(heading, justify="right", no_wrap=True)

@@ -9,6 +9,9 @@ import pytest
 
 from pagedkv_lab.course.checks.limits import MAX_PRINTED_CHARS, call_with_limit
 
+# The limit takes the timer with which pytest-timeout would end a test that hangs; a thread still can.
+pytestmark = pytest.mark.timeout(60, method="thread")
+
 
 def loops():
     while True:
@@ -36,6 +39,30 @@ def loops_and_swallows_every_step():
             pass
 
 
+def loops_and_swallows_in_one_line():
+    while True:
+        try: loops()  # noqa: E701
+        except: pass  # noqa: E701, E722
+
+
+def loops_and_goes_on_finally():
+    while True:
+        try:
+            loops()
+        finally:
+            continue
+
+
+def loops_and_counts_what_it_swallows():
+    swallowed = 0
+    while True:
+        try:
+            while True:
+                swallowed += 1
+        except BaseException:
+            swallowed -= 1
+
+
 def sleeps():
     time.sleep(1.5)
 
@@ -54,7 +81,17 @@ def off_main(function):
 
 @pytest.mark.parametrize("where", [on_main, off_main])
 @pytest.mark.parametrize(
-    "function", [loops, loops_and_prints, loops_and_swallows, loops_and_swallows_every_step, sleeps]
+    "function",
+    [
+        loops,
+        loops_and_prints,
+        loops_and_swallows,
+        loops_and_swallows_every_step,
+        loops_and_swallows_in_one_line,
+        loops_and_goes_on_finally,
+        loops_and_counts_what_it_swallows,
+        sleeps,
+    ],
 )
 def test_what_never_returns_ends_as_timed_out(where, function):
     outcome = where(function)

@@ -6,6 +6,7 @@ Knows clocks, signals and threads. Does not know what the function is for.
 import ctypes
 import io
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -70,11 +71,15 @@ def _on_this_thread(work: Callable[[], Any], seconds: float) -> Outcome:
 
     def ring(signum: int, frame: FrameType | None) -> None:
         # Only inside the function: a ring on the way out must hit neither this module nor the notebook.
-        while frame is not None:
-            if frame.f_code is work.__code__:
-                raise TimeUp
+        frames = []
+        while frame is not None and frame.f_code is not work.__code__:
+            frames.append(frame)
             frame = frame.f_back
+        if frame is not None:
+            _raise_in_handlers(frames)
+            raise TimeUp
 
+    old_trace = sys.gettrace()
     old_handler = signal.signal(signal.SIGALRM, ring)
     started = time.monotonic()
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
@@ -82,10 +87,28 @@ def _on_this_thread(work: Callable[[], Any], seconds: float) -> Outcome:
         return _outcome_of(work)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.settrace(old_trace)
         signal.signal(signal.SIGALRM, old_handler if old_handler is not None else signal.SIG_DFL)
         if old_delay:
             left = max(_REPEAT_SECONDS, old_delay - (time.monotonic() - started))
             signal.setitimer(signal.ITIMER_REAL, left, old_interval)
+
+
+def _raise_in_handlers(frames: Sequence[FrameType]) -> None:
+    """From now on raise TimeUp in the first `except` block of these frames that catches one.
+
+    `while True: try: ... except: pass` swallows every ring that comes inside the `try`, and nearly all of them do.
+    What is raised inside the `except` block gets out.
+    """
+
+    def in_handler(frame: FrameType, event: str, arg: Any) -> Any:
+        if event in ("line", "opcode") and isinstance(sys.exc_info()[1], TimeUp):
+            raise TimeUp
+        return in_handler
+
+    for frame in frames:
+        frame.f_trace, frame.f_trace_opcodes = in_handler, True
+    sys.settrace(lambda frame, event, arg: None)  # frames are traced only while there is such a function; new ones aren't
 
 
 def _on_a_worker(work: Callable[[], Any], seconds: float) -> Outcome:
