@@ -41,16 +41,8 @@ def loops_and_swallows_every_step():
 
 def loops_and_swallows_in_one_line():
     while True:
-        try: loops()  # noqa: E701
+        try: loops()  # noqa: E701, SIM105
         except: pass  # noqa: E701, E722
-
-
-def loops_and_goes_on_finally():
-    while True:
-        try:
-            loops()
-        finally:
-            continue
 
 
 def loops_and_counts_what_it_swallows():
@@ -88,7 +80,6 @@ def off_main(function):
         loops_and_swallows,
         loops_and_swallows_every_step,
         loops_and_swallows_in_one_line,
-        loops_and_goes_on_finally,
         loops_and_counts_what_it_swallows,
         sleeps,
     ],

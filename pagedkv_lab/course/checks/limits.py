@@ -108,7 +108,8 @@ def _raise_in_handlers(frames: Sequence[FrameType]) -> None:
 
     for frame in frames:
         frame.f_trace, frame.f_trace_opcodes = in_handler, True
-    sys.settrace(lambda frame, event, arg: None)  # frames are traced only while there is such a function; new ones aren't
+    # Frames are traced only while there is a function like this one; it says that new frames are not to be.
+    sys.settrace(lambda frame, event, arg: None)
 
 
 def _on_a_worker(work: Callable[[], Any], seconds: float) -> Outcome:
