@@ -5,6 +5,7 @@ found. What only a running engine can break (rules 8 and 10, the engine's halves
 """
 
 import hashlib
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -337,11 +338,13 @@ def steps_of(operation: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # a collection in the middle would run others' callbacks, and count them
     sys.settrace(trace)
     try:
         operation()
     finally:
         sys.settrace(before)
+        gc.enable()
     return steps
 
 
