@@ -4,8 +4,8 @@ Here are the rules as far as the block layer keeps them: who owns which block, a
 found. What only a running engine can break (rules 8 and 10, the engine's halves of 5, 6 and 9) is at the end.
 """
 
-import hashlib
 import gc
+import hashlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
