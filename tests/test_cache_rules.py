@@ -1,7 +1,8 @@
 """The ten rules of the cache, each as tests that are named after what they promise.
 
 Here are the rules as far as the block layer keeps them: who owns which block, and under which key it is
-found. What only a running engine can break (rules 8 and 10, the engine's halves of 5, 6 and 9) is at the end.
+found. What only a running engine can break is in
+tests/engine: test_rules_in_the_engine.py, test_recovery.py (rule 9) and test_token_equality.py (rule 10).
 """
 
 import gc
@@ -595,9 +596,3 @@ def test_rule_9_a_table_that_is_refused_a_block_still_gives_back_all_it_has():
         table.append_block()
     table.free_all()
     assert allocator.num_free == 3
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The engine's part: rule 8 (refusal at the door with the numbers; running out preempts), rule 10 (nothing
-# here changes the tokens), the engine's halves of rules 5, 6 and 9. Tests on a running engine go below.
-# ----------------------------------------------------------------------------------------------------------
