@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from pagedkv_lab.attention import choose_backend
 from pagedkv_lab.blocks.snapshot import PoolSnapshot
@@ -177,7 +177,7 @@ class Engine:
                     requests[request_id] = self._requests[request_id]
             wanted = {i: request.params.max_tokens * request.params.n for i, request in requests.items()}
             total = sum(wanted.values())
-            with tqdm(total=total, desc="generating", unit="token", delay=2, disable=not use_tqdm) as bar:
+            with tqdm(total=total, desc="generating", unit="token", delay=2, leave=False, disable=not use_tqdm) as bar:
                 while requests.keys() & self._requests.keys():
                     report = self._step_for(requests)
                     bar.update(sum(request_id in requests for request_id, *_ in report.tokens))
