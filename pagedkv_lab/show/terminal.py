@@ -56,6 +56,7 @@ class DemoDisplay:
     def __init__(self, console: Console):
         self.console = console
         self._lines: dict[str, RenderableType] = {}
+        self._peaks: dict[str, int] = {}
         self._live: Live | None = None
 
     @contextmanager
@@ -73,9 +74,10 @@ class DemoDisplay:
             self._lines[name] = ""
             return
         pool = report.pool
+        self._peaks[name] = max(self._peaks.get(name, 0), pool.used)
         line = Text(f"{name:<13}")
         line.append_text(pool_bar(pool.used, pool.cached, pool.total))
-        line.append(f" {pool.used:>4} used {pool.cached:>4} cached of {pool.total:<5}", "dim")
+        line.append(f" {pool.used:>4} used (peak {self._peaks[name]:>3}) of {pool.total:<5}", "dim")
         line.append(f"{done:>4} of up to {expected} tokens")
         self._show(name, line)
 
