@@ -5,7 +5,7 @@ from nbformat.v4 import new_output
 
 from pagedkv_lab.course.builder.scrub import WIDGET_VIEW, Scrubber
 
-SCRUBBER = Scrubber({"/home/ann": "~", "/home/ann/lab": "pagedkv-lab", "/": "never"})
+SCRUBBER = Scrubber({"/h/user": "~", "/h/user/lab": "pagedkv-lab", "/": "never"})
 
 
 def stream(text, name="stdout"):
@@ -26,9 +26,9 @@ def display(**data):
         ("pointer 0x7F3A2B4C5D60.", "pointer 0x...."),
         ("/tmp/ipykernel_123/4567.py:3: UserWarning", "<cell>:3: UserWarning"),
         ("/var/folders/x/ipykernel_9/1.py", "<cell>"),
-        ("File /home/ann/lab/pagedkv_lab/x.py:3", "File pagedkv-lab/pagedkv_lab/x.py:3"),
-        ("/home/ann/other", "~/other"),
-        ("'/home/ann'", "'~'"),
+        ("File /h/user/lab/pagedkv_lab/x.py:3", "File pagedkv-lab/pagedkv_lab/x.py:3"),
+        ("/h/user/other", "~/other"),
+        ("'/h/user'", "'~'"),
     ],
 )
 def test_what_belongs_to_one_run_or_one_machine_is_replaced(text, cleaned):
@@ -42,8 +42,8 @@ def test_what_belongs_to_one_run_or_one_machine_is_replaced(text, cleaned):
         "0xff",
         "0xdeadbeef",
         "sha256 0x7f3a2b4c5d607f3a2b4c5d607f3a2b4c5d607f3a2b4c5d60",
-        "/home/anna/lab",
-        "/home/ann-b",
+        "/h/users/lab",
+        "/h/user-b",
         "a / b",
         "100% of 3/4 [sic]",
     ],
@@ -53,7 +53,7 @@ def test_what_only_looks_like_it_stays(text):
 
 
 def test_errors_are_cleaned_in_every_line():
-    error = new_output("error", ename="E", evalue="at 0x7f3a2b4c5d60", traceback=["/home/ann/lab/a.py", "x"])
+    error = new_output("error", ename="E", evalue="at 0x7f3a2b4c5d60", traceback=["/h/user/lab/a.py", "x"])
     [cleaned] = SCRUBBER.clean([error])
     assert (cleaned.evalue, cleaned.traceback) == ("at 0x...", ["pagedkv-lab/a.py", "x"])
 
@@ -96,6 +96,6 @@ def test_a_widget_with_nothing_to_show_leaves_nothing(data):
 
 
 def test_text_inside_json_is_cleaned_and_pictures_are_not():
-    picture = "iVBOR/0x7f3a2b4c5d60/home/ann/lab="
-    data = display(**{"application/json": {"a": ["/home/ann/lab", 3]}, "image/png": picture})
+    picture = "iVBOR/0x7f3a2b4c5d60/h/user/lab="
+    data = display(**{"application/json": {"a": ["/h/user/lab", 3]}, "image/png": picture})
     assert data == {"application/json": {"a": ["pagedkv-lab", 3]}, "image/png": picture}

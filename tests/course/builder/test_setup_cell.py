@@ -71,7 +71,7 @@ def test_a_cell_that_names_no_versions_would_have_replaced_them(colab, wheel):
 
 def test_on_colab_a_public_repository_is_installed_from_there(colab, wheel, tmp_path):
     served = tmp_path / "served"
-    repository = served / "ann" / "lab"
+    repository = served / "owner" / "lab"
     repository.mkdir(parents=True)
     # Its build backend hands out the wheel as it is: this is about where it comes from.
     shutil.copy(wheel, repository)
@@ -84,12 +84,12 @@ def test_on_colab_a_public_repository_is_installed_from_there(colab, wheel, tmp_
         f"    shutil.copy({wheel.name!r}, folder)\n"
         f"    return {wheel.name!r}\n"
     )
-    git = ["git", "-C", repository, "-c", "user.name=Ann", "-c", "user.email=ann@example.org"]
+    git = ["git", "-C", repository, "-c", "user.name=owner", "-c", "user.email=owner@example.org"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
         subprocess.run([*git, *command], check=True)
 
     result = colab.run(
-        setup_cell("ann/lab").source + THEN_USE_IT,
+        setup_cell("owner/lab").source + THEN_USE_IT,
         GIT_CONFIG_COUNT="1",
         GIT_CONFIG_KEY_0=f"url.file://{served}/.insteadOf",
         GIT_CONFIG_VALUE_0="https://github.com/",
@@ -107,7 +107,7 @@ def test_where_the_course_is_installed_the_cell_does_nothing(colab, wheel):
     assert colab.versions() == before
 
 
-@pytest.mark.parametrize("repository", ["", "ann/lab"])
+@pytest.mark.parametrize("repository", ["", "owner/lab"])
 def test_elsewhere_nothing_is_installed_unasked(tmp_path, index, wheel, repository):
     machine = Colab(tmp_path / "laptop", index, is_colab=False)
     shutil.copy(wheel, machine.content)
@@ -128,7 +128,7 @@ def test_on_colab_without_a_wheel_the_cell_says_what_to_do(colab):
     assert "upload the wheel" in "".join(comment)
 
 
-@pytest.mark.parametrize("repository", ["", "ann/lab"])
+@pytest.mark.parametrize("repository", ["", "owner/lab"])
 def test_the_cell_is_short_enough_to_be_read(repository):
     lines = setup_cell(repository).source.splitlines()
     assert len([line for line in lines if line]) <= 16
@@ -155,18 +155,18 @@ def test_without_a_public_home_there_is_no_badge(course):
 
 
 def test_with_a_public_home_each_title_links_to_its_own_notebook(tmp_path):
-    for planned in plan_chapter(write_course(tmp_path, repository="ann/lab"), CHAPTER):
+    for planned in plan_chapter(write_course(tmp_path, repository="owner/lab"), CHAPTER):
         headline, empty, badges, *_ = planned.notebook.cells[0].source.splitlines()
         assert headline.startswith("# ")
         assert empty == ""
-        assert f"(https://colab.research.google.com/github/ann/lab/blob/main/{planned.path})" in badges
-        assert f"(https://mybinder.org/v2/gh/ann/lab/main?urlpath=lab/tree/{planned.path})" in badges
+        assert f"(https://colab.research.google.com/github/owner/lab/blob/main/{planned.path})" in badges
+        assert f"(https://mybinder.org/v2/gh/owner/lab/main?urlpath=lab/tree/{planned.path})" in badges
 
 
 def test_a_title_keeps_the_text_below_its_badges():
     path = PurePosixPath("notebooks/a.ipynb")
-    assert add_badges("# T\n\ntext", "ann/lab", path).splitlines()[::4] == ["# T", "text"]
-    assert len(add_badges("# T", "ann/lab", path).splitlines()) == 3
+    assert add_badges("# T\n\ntext", "owner/lab", path).splitlines()[::4] == ["# T", "text"]
+    assert len(add_badges("# T", "owner/lab", path).splitlines()) == 3
 
 
 @pytest.mark.parametrize("text", ["", "[tool.other]\n", "[tool.pagedkv]\n", '[tool.pagedkv]\nrepository = ""\n'])
@@ -175,7 +175,7 @@ def test_no_setting_means_no_public_home(tmp_path, text):
     assert read_repository(tmp_path) == ""
 
 
-@pytest.mark.parametrize("value", ["lab", "https://github.com/ann/lab", "ann/lab/", "ann/lab; rm"])
+@pytest.mark.parametrize("value", ["lab", "https://github.com/owner/lab", "owner/lab/", "owner/lab; rm"])
 def test_a_repository_that_is_none_is_refused(tmp_path, value):
     (tmp_path / "pyproject.toml").write_text(f'[tool.pagedkv]\nrepository = "{value}"\n')
     with pytest.raises(PagedKVError, match='must be "owner/name" or empty'):

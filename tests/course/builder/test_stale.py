@@ -146,5 +146,5 @@ def test_jupyters_checkpoints_are_no_orphans(built):
 
 
 def test_a_public_home_makes_every_notebook_stale_until_it_carries_the_badges(built):
-    write_course(built, repository="ann/lab")
+    write_course(built, repository="owner/lab")
     assert {str(stale.path) for stale in find_stale(built, [CHAPTER])} == {LESSON_PATH, SOLUTION_PATH, EXERCISE_PATH}
