@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import torch
 from filelock import FileLock
@@ -179,22 +181,51 @@ def _unpack(gguf: Path, folder: Path) -> None:
 
 
 def _load_folder(name: str | Path, dtype: Any, device: str) -> tuple[Any, Any]:
-    """Model and tokenizer from a folder or a hub id. Only a hub id may reach for the network."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    local = {"local_files_only": True} if Path(name).is_dir() else {}
+    """Model and tokenizer from a folder or a hub id. Only a hub id that isn't in the cache reaches for the network."""
+    is_folder = Path(name).is_dir()
     try:
-        with _quiet():
-            if dtype is None:
-                dtype = _default_dtype(AutoConfig.from_pretrained(name, **local), device)
-            hf = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **local).to(device).eval()
-            try:
-                tokenizer = AutoTokenizer.from_pretrained(name, **local)
-            except (OSError, ValueError, TypeError):
-                tokenizer = None  # a folder with weights only: token ids still work
+        return _from_pretrained(name, dtype, device, local_files_only=True, may_lack_tokenizer=is_folder)
+    except (OSError, ValueError) as error:
+        # Asked once: the hub's own client would try for half a minute, and say so six times.
+        if is_folder or not _hub_answers():
+            raise _unavailable(name, error) from error
+    try:
+        return _from_pretrained(name, dtype, device, local_files_only=False, may_lack_tokenizer=True)
     except (OSError, ValueError) as error:
         raise _unavailable(name, error) from error
+
+
+def _from_pretrained(
+    name: str | Path, dtype: Any, device: str, *, local_files_only: bool, may_lack_tokenizer: bool
+) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    local = {"local_files_only": local_files_only}
+    with _quiet():
+        if dtype is None:
+            dtype = _default_dtype(AutoConfig.from_pretrained(name, **local), device)
+        hf = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **local).to(device).eval()
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name, **local)
+        except (OSError, ValueError, TypeError):
+            if not may_lack_tokenizer:
+                raise
+            tokenizer = None  # weights only: token ids still work
     return hf, tokenizer
+
+
+def _hub_answers() -> bool:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=5):
+            return True
+    except HTTPError:
+        return True  # it doesn't like the question, but it is there
+    except OSError:
+        return False
 
 
 def _unavailable(name: str | Path, error: Exception) -> ModelUnavailable:

@@ -189,6 +189,23 @@ def test_a_folder_without_a_model_is_named(tmp_path, config):
     assert f"The folder {tmp_path} holds no causal LM" in why_not(tmp_path)
 
 
+@pytest.mark.parametrize(("hub_answers", "tries"), [(False, [True]), (True, [True, False])])
+def test_a_hub_model_is_looked_for_in_the_cache_first_and_on_the_hub_only_where_that_answers(
+    monkeypatch, hub_answers, tries
+):
+    local = []
+
+    def nowhere(*args, local_files_only, **options):
+        local.append(local_files_only)
+        raise OSError("not here")
+
+    monkeypatch.setattr(models, "_from_pretrained", nowhere)
+    monkeypatch.setattr(models, "_hub_answers", lambda: hub_answers)
+    with pytest.raises(ModelUnavailable, match="hf download some-lab/some-model"):
+        load_model("some-lab/some-model")
+    assert local == tries
+
+
 def test_a_hub_model_that_can_not_be_had_ends_with_the_command_that_fetches_it():
     """All tests run with HF_HUB_OFFLINE=1, which is what a machine without a network amounts to."""
     message = why_not("some-lab/some-model-1b")
