@@ -1,6 +1,7 @@
 """What all tests share: no hub, no window, nobody's progress, one thread, the same examples in every run."""
 
 import os
+import signal
 import sys
 
 import pytest
@@ -8,6 +9,10 @@ from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+
+# A shell that starts the tests in the background has Ctrl-C ignored in them and in all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # HYPOTHESIS_PROFILE=explore looks at fresh examples, and more of them.
 settings.register_profile("same-every-time", derandomize=True, deadline=None, database=None)

@@ -348,7 +348,7 @@ def test_in_a_terminal_each_run_has_a_line_with_its_pool_and_how_far_it_is(toy):
     shown = re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", console.file.getvalue())  # less what moves the cursor
     last = [line for line in shown.splitlines() if line][-4:]
     for name, line in zip(RUNS, last, strict=False):
-        assert re.search(rf"{re.escape(name)} .* used .* cached of .* 6 of up to 6 tokens", line), line
+        assert re.search(rf"{re.escape(name)} .* used \(peak +\d+\) of .* 6 of up to 6 tokens", line), line
     assert "transformers generate()" in " ".join(last[3].split())
 
 

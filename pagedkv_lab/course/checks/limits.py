@@ -4,6 +4,7 @@ Knows clocks, signals and threads. Does not know what the function is for.
 """
 
 import ctypes
+import gc
 import io
 import signal
 import sys
@@ -70,6 +71,8 @@ def _on_this_thread(work: Callable[[], Any], seconds: float) -> Outcome:
     """A timer signal raises TimeUp inside `work`, again and again; then whoever had the timer before gets it back."""
 
     def ring(signum: int, frame: FrameType | None) -> None:
+        # No collection from here on: what is raised inside somebody's callback from it gets lost, with a message.
+        gc.disable()
         # Only inside the function: a ring on the way out must hit neither this module nor the notebook.
         frames = []
         while frame is not None and frame.f_code is not work.__code__:
@@ -79,7 +82,7 @@ def _on_this_thread(work: Callable[[], Any], seconds: float) -> Outcome:
             _raise_in_handlers(frames)
             raise TimeUp
 
-    old_trace = sys.gettrace()
+    old_trace, collects = sys.gettrace(), gc.isenabled()
     old_handler = signal.signal(signal.SIGALRM, ring)
     started = time.monotonic()
     old_delay, old_interval = signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
@@ -88,6 +91,8 @@ def _on_this_thread(work: Callable[[], Any], seconds: float) -> Outcome:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         sys.settrace(old_trace)
+        if collects:
+            gc.enable()
         signal.signal(signal.SIGALRM, old_handler if old_handler is not None else signal.SIG_DFL)
         if old_delay:
             left = max(_REPEAT_SECONDS, old_delay - (time.monotonic() - started))
