@@ -1,7 +1,7 @@
-"""The article's own skeletons (sections 4.2 and 4.3), as published and with only their bugs mended.
+"""Parts of the shape of the article's skeletons (sections 4.2 and 4.3): its names, its mistakes, our lines.
 
-A learner who types the article off and mends what is wrong with it has these parts. They must run through the
-guards as they are: no `fork`, no `mark_findable`, no copy-on-write of their own.
+First with the mistakes, then with nothing but those mended. A learner who follows the article has such parts. They
+must run through the guards as they are: no `fork`, no `mark_findable`, no copy-on-write of their own.
 """
 
 import hashlib
@@ -10,115 +10,95 @@ from typing import Any
 from pagedkv_lab.blocks import BlockManager
 from pagedkv_lab.blocks.guards import GuardedAllocator, GuardedPrefixCache, GuardedTable, guard_hash
 
-# As published
+# With the article's mistakes
 
 
-class PublishedAllocator:
+class SkeletonAllocator:
+    """A list and counters. `share` leaves a revived block in the list; `free` lets a count go below zero."""
+
     def __init__(self, num_blocks, block_size):
-        self.num_blocks = num_blocks
         self.block_size = block_size
-        self.free_blocks = list(range(num_blocks))
-        self.ref_count = [0] * num_blocks
+        self.free_blocks = [*range(num_blocks)]
+        self.ref_count = num_blocks * [0]
 
     def allocate(self):
-        if not self.free_blocks:
-            raise RuntimeError("Out of blocks")
-        block_id = self.free_blocks.pop()
-        self.ref_count[block_id] = 1
-        return block_id
+        if len(self.free_blocks) == 0:
+            raise RuntimeError("no block left")
+        taken = self.free_blocks.pop()
+        self.ref_count[taken] += 1
+        return taken
 
-    def free(self, block_id):
-        self.ref_count[block_id] -= 1
-        if self.ref_count[block_id] == 0:
-            self.free_blocks.append(block_id)
+    def share(self, block):
+        self.ref_count[block] += 1
 
-    def share(self, block_id):
-        self.ref_count[block_id] += 1
+    def free(self, block):
+        self.ref_count[block] -= 1
+        if not self.ref_count[block]:
+            self.free_blocks.append(block)
 
 
-class PublishedTable:
+class SkeletonTable:
+    """Nothing is wrong with it."""
+
     def __init__(self, allocator):
-        self.allocator = allocator
-        self.blocks = []
+        self.allocator, self.blocks = allocator, []
 
     def append_block(self):
-        block_id = self.allocator.allocate()
-        self.blocks.append(block_id)
-        return block_id
+        self.blocks.append(self.allocator.allocate())
+        return self.blocks[-1]
 
     def free_all(self):
-        for block_id in self.blocks:
-            self.allocator.free(block_id)
-        self.blocks = []
+        for block in self.blocks:
+            self.allocator.free(block)
+        self.blocks.clear()
 
 
-class PublishedPrefixCache:
+class SkeletonPrefixCache:
+    """It never forgets: a block that was handed out again is still found under its old hash."""
+
     def __init__(self):
-        self.cache = {}  # hash -> block_id
+        self.cache = {}
 
     def compute_hash(self, token_ids, prev_hash):
-        data = str(prev_hash) + ":" + ",".join(map(str, token_ids))
-        return hashlib.sha256(data.encode()).hexdigest()
+        text = f"{prev_hash}|{' '.join(str(token) for token in token_ids)}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def lookup(self, block_hash):
         return self.cache.get(block_hash)
 
-    def insert(self, block_hash, block_id):
-        self.cache[block_hash] = block_id
+    def insert(self, block_hash, block):
+        self.cache[block_hash] = block
 
 
 # Mended
 
 
-class MendedAllocator:
-    def __init__(self, num_blocks, block_size):
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.free_blocks = list(range(num_blocks))
-        self.ref_count = [0] * num_blocks
+class MendedAllocator(SkeletonAllocator):
+    def share(self, block):
+        if block in self.free_blocks:
+            self.free_blocks.remove(block)
+        super().share(block)
 
-    def allocate(self):
-        if not self.free_blocks:
-            raise RuntimeError("Out of blocks")
-        block_id = self.free_blocks.pop()
-        self.ref_count[block_id] = 1
-        return block_id
-
-    def free(self, block_id):
-        if self.ref_count[block_id] == 0:  # mended: a second free took the count below zero
-            raise RuntimeError(f"block {block_id} is free already")
-        self.ref_count[block_id] -= 1
-        if self.ref_count[block_id] == 0:
-            self.free_blocks.append(block_id)
-
-    def share(self, block_id):
-        if self.ref_count[block_id] == 0:  # mended: a revived block stayed in the free list
-            self.free_blocks.remove(block_id)
-        self.ref_count[block_id] += 1
+    def free(self, block):
+        if self.ref_count[block] == 0:
+            raise RuntimeError(f"block {block} is free already")
+        super().free(block)
 
 
-#: The article's table has no bug of its own.
-MendedTable = PublishedTable
+MendedTable = SkeletonTable
 
 
-class MendedPrefixCache:
+class MendedPrefixCache(SkeletonPrefixCache):
     def __init__(self):
-        self.cache = {}  # hash -> block_id
-        self.hash_of = {}  # mended: block_id -> hash, the way back
+        super().__init__()
+        self.hash_of = {}
 
-    def compute_hash(self, token_ids, prev_hash):
-        data = str(prev_hash) + ":" + ",".join(map(str, token_ids))
-        return hashlib.sha256(data.encode()).hexdigest()
+    def insert(self, block_hash, block):
+        super().insert(block_hash, block)
+        self.hash_of[block] = block_hash
 
-    def lookup(self, block_hash):
-        return self.cache.get(block_hash)
-
-    def insert(self, block_hash, block_id):
-        self.cache[block_hash] = block_id
-        self.hash_of[block_id] = block_hash
-
-    def forget(self, block_id):  # mended: a block that was handed out again kept its old hash
-        self.cache.pop(self.hash_of.pop(block_id, None), None)
+    def forget(self, block):
+        self.cache.pop(self.hash_of.pop(block, None), None)
 
 
 def manager_of(

@@ -8,8 +8,8 @@ from article_parts import (
     MendedAllocator,
     MendedPrefixCache,
     MendedTable,
-    PublishedAllocator,
-    PublishedPrefixCache,
+    SkeletonAllocator,
+    SkeletonPrefixCache,
     manager_of,
 )
 from fakes import FakeSequence, admit, compute, serve
@@ -81,11 +81,11 @@ def test_salts_keep_requests_apart_even_where_the_learner_s_hash_knows_no_salts(
     assert len(manager.lookup(FakeSequence(4, [1, 2, 3, 4], salt="a"))) == 2
 
 
-# The article's skeletons as published: each bug is caught, in terms of the part
+# Parts with the article's mistakes: each is caught, in terms of the part
 
 
 def test_the_published_share_leaves_a_revived_block_in_the_free_list_and_it_is_handed_out_twice():
-    manager = manager_of(4, 2, allocator=PublishedAllocator)
+    manager = manager_of(4, 2, allocator=SkeletonAllocator)
     first = FakeSequence(1, [1, 2])
     serve(manager, first)
     (block,) = manager.block_table(first)
@@ -96,7 +96,7 @@ def test_the_published_share_leaves_a_revived_block_in_the_free_list_and_it_is_h
 
 
 def test_the_published_free_lets_the_count_go_below_zero():
-    allocator = guarded(PublishedAllocator(4, 2))
+    allocator = guarded(SkeletonAllocator(4, 2))
     block = allocator.allocate()
     allocator.free(block)
     with broken("BlockAllocator", rf"free\({block}\)", "nobody holds this block, and free did not object"):
@@ -105,11 +105,11 @@ def test_the_published_free_lets_the_count_go_below_zero():
 
 def test_the_published_prefix_cache_can_not_forget():
     with broken("PrefixCache", "forget", r"it has no method forget\(\)"):
-        manager_of(4, 2, prefix_cache=PublishedPrefixCache)
+        manager_of(4, 2, prefix_cache=SkeletonPrefixCache)
 
 
 def test_a_forget_that_forgets_nothing_is_caught_at_the_first_stale_hit():
-    class ForgetsNothing(PublishedPrefixCache):
+    class ForgetsNothing(SkeletonPrefixCache):
         def forget(self, block_id):
             pass
 

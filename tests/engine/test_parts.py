@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from article_parts import MendedAllocator, MendedPrefixCache, MendedTable, PublishedAllocator, PublishedPrefixCache
+from article_parts import MendedAllocator, MendedPrefixCache, MendedTable, SkeletonAllocator, SkeletonPrefixCache
 from tiny_models import assert_all_back, own_tokens, random_prompt, tiny_model
 
 from pagedkv_lab import sizing
@@ -530,7 +530,7 @@ class NoBlocks:
     [
         ({"BlockAllocator": NoShare}, "BlockAllocator", "share"),
         ({"BlockAllocator": lambda num_blocks: None}, "BlockAllocator", "__init__"),
-        ({"PrefixCache": PublishedPrefixCache}, "PrefixCache", "forget"),
+        ({"PrefixCache": SkeletonPrefixCache}, "PrefixCache", "forget"),
         ({"Scheduler": lambda config, manager: object()}, "Scheduler", "add"),
         ({"Scheduler": raises}, "Scheduler", "__init__"),
         ({"kv_bytes_per_token": raises}, "kv_bytes_per_token", "kv_bytes_per_token"),
@@ -551,7 +551,7 @@ def test_a_table_without_a_list_of_blocks_is_named_at_the_first_request():
 
 def test_the_article_s_allocator_as_published_is_caught_when_it_hands_out_a_block_twice():
     """Its share leaves a revived block in the free list."""
-    engine = make_engine(ARTICLE | {"BlockAllocator": PublishedAllocator})
+    engine = make_engine(ARTICLE | {"BlockAllocator": SkeletonAllocator})
     prompt = random_prompt(12)
     engine.generate([prompt], SamplingParams(max_tokens=2), use_tqdm=False)
     with pytest.raises(PartError, match=r"broke in allocate\(\).*look at free .* and at share"):
