@@ -1,4 +1,4 @@
-"""The engine's tests also run on the article's own parts, which lie with the tests of the block layer."""
+"""The engine's tests also run on parts of the article's shape, which lie with the tests of the block layer."""
 
 import sys
 from pathlib import Path
