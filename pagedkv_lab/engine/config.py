@@ -25,6 +25,8 @@ class EngineConfig:
     watermark: share of the pool that stays free when a new sequence is let in, so that the running ones can
         grow before somebody is preempted.
     attn_backend: name of the attention backend; None takes the fastest for the device.
+    model_impl: "auto" runs Llama-shaped models on a CPU in our own forward pass (`engine/llama.py`), which is faster;
+        "transformers" runs every model's own modules.
     seed: where sampling starts from for requests without a seed of their own.
 
     Raises ValueError, naming the option, for a value out of range.
@@ -41,6 +43,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     watermark: float = 0.01
     attn_backend: str | None = None
+    model_impl: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -51,6 +54,8 @@ class EngineConfig:
             self._require(value is None or value >= 1, name, "at least 1")
         self._require(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "above 0 and at most 1")
         self._require(0 <= self.watermark < 1, "watermark", "0 or more and below 1")
+        impls = ("auto", "transformers")
+        self._require(self.model_impl in impls, "model_impl", " or ".join(impls))
 
     def resolve(self, model_max_len: int) -> None:
         """Fill in what depends on the model: max_model_len and max_num_batched_tokens. Raises ValueError."""

@@ -12,12 +12,13 @@ from collections.abc import Sequence as Seq
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from tqdm.auto import tqdm
 
 from pagedkv_lab.attention import choose_backend
 from pagedkv_lab.blocks.snapshot import PoolSnapshot
-from pagedkv_lab.engine.batch import lay_out
+from pagedkv_lab.engine.batch import BatchLayout
 from pagedkv_lab.engine.config import EngineConfig
 from pagedkv_lab.engine.detokenizer import Detokenizer
 from pagedkv_lab.engine.guards import guard_attention
@@ -63,7 +64,7 @@ class Engine:
         self.attn_backend, attention = choose_backend(self.config.attn_backend, model.device)
         if self.parts.paged_attention is not None:
             self.attn_backend, attention = "yours", guard_attention(self.parts.paged_attention)
-        self.runner = ModelRunner(model.hf, model.name, attention)
+        self.runner = ModelRunner(model.hf, model.name, attention, self.config.model_impl)
         self.config.resolve(model.max_model_len)
         if self.config.num_gpu_blocks is None and self.config.kv_cache_memory_bytes is None:
             self._profile_step()
@@ -85,6 +86,7 @@ class Engine:
         self._steps = self._finished = self._computed = self._output = self._preemptions = self._copied = 0
         self._queried = self._hits = 0  # of managers that had to be replaced
         self._seconds = 0.0
+        self._batch = BatchLayout()
         self._peak = (0, 0)
         self._start_pool()
 
@@ -239,7 +241,7 @@ class Engine:
             tokens: list[tuple[int, int, int]] = []
             ran = tuple((i.seq.request.request_id, i.seq.index, i.num_tokens, i.kind) for i in schedule.work)
             if schedule.work:
-                logits = self.runner.execute(lay_out(schedule, self.manager, copies))
+                logits = self.runner.execute(self._batch.lay_out(schedule, self.manager, copies))
                 with uninterrupted():
                     tokens = self._take_tokens(schedule, logits)
         except BaseException as error:
@@ -322,14 +324,19 @@ class Engine:
         self._peak = max(self._peak, (self.manager.counts().used, self.manager.used_slots))
         if not sampling:
             return []
-        drawn = sample(logits[rows], [seq.params for seq in sampling], [seq.generator for seq in sampling])
+        if len(rows) > len(ready):  # forks draw from their parent's row
+            logits = logits[rows]
+        drawn = sample(logits, [seq.params for seq in sampling], [seq.generator for seq in sampling])
         now = time.perf_counter()
         tokens = []
+        eos_token_ids = self.model.eos_token_ids
         for seq, token in zip(sampling, drawn, strict=True):
-            reason = self._end_of(seq, token)  # first: should it raise, the token isn't taken and is drawn again
+            # First: should it raise, the token isn't taken and is drawn again.
+            reason = self._end_of(seq, token, eos_token_ids)
             seq.token_ids.append(token)
-            seq.request.first_token_time = seq.request.first_token_time or now
-            tokens.append((seq.request.request_id, seq.index, token))
+            request = seq.request
+            request.first_token_time = request.first_token_time or now
+            tokens.append((request.request_id, seq.index, token))
             if reason:
                 self._finish(seq, reason)
         self._close_finished([seq.request for seq in sampling if seq.finish_reason is not None])
@@ -349,16 +356,18 @@ class Engine:
             children.append(child)
         return children
 
-    def _end_of(self, seq: Sequence, token: int) -> str | None:
+    def _end_of(self, seq: Sequence, token: int, eos_token_ids: frozenset[int]) -> str | None:
         """Why the sequence ends with this token, which it is about to get; None where it goes on."""
-        params = seq.params
+        params = seq.request.params
         detokenizer = self._detokenizers.get(seq.seq_id)
         hit_stop_string = detokenizer.push(token) if detokenizer else False
-        ends = token in self.model.eos_token_ids and not params.ignore_eos
+        ends = token in eos_token_ids and not params.ignore_eos
         if hit_stop_string or ends or token in params.stop_token_ids:
             return "stop"
-        full = len(seq.token_ids) + 1 >= self.config.max_model_len
-        return "length" if full or seq.num_output_tokens + 1 >= params.max_tokens else None
+        length = len(seq.token_ids) + 1
+        if length >= self.config.max_model_len or length - seq.prompt_len >= params.max_tokens:
+            return "length"
+        return None
 
     def _finish(self, seq: Sequence, reason: str) -> None:
         """The sequence is over: text final, blocks back."""
@@ -485,9 +494,9 @@ class Engine:
         num_tokens = min(self.config.max_num_batched_tokens, self.config.max_model_len)
         num_blocks = blocks_for(num_tokens, self.config.block_size)
         self.runner.allocate(num_blocks, self.config.block_size)
-        tokens = list(range(num_tokens))
-        one = [num_tokens]
-        self.runner.execute(StepInput([0] * num_tokens, tokens, one, one, [list(range(num_blocks))], tokens, None, [0]))
+        tokens, one, zero = np.arange(num_tokens), np.array([num_tokens], np.int32), np.zeros(1, np.int64)
+        blocks = np.arange(num_blocks, dtype=np.int32)[None]
+        self.runner.execute(StepInput(np.zeros_like(tokens), tokens, one, one, blocks, tokens, None, zero))
         self.runner.pool = None
 
 

@@ -81,6 +81,8 @@ def guard_attention(function: PagedAttention) -> PagedAttention:
     def watched(query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, *args: Any, **options: Any):
         options.pop("workspace", None)
         options = {name: value for name, value in options.items() if value is not None}
+        tables, *lens = args
+        args = (tables.contiguous(), *([int(n) for n in each] for each in lens))  # plain lists, as the article has them
         output = call_part(
             "paged_attention", "paged_attention", lambda *a: function(*a, **options), query, key_pool, value_pool, *args
         )

@@ -113,13 +113,18 @@ def load_model(
         SmolLM2-135M-Instruct, which needs no network. "toy" is a two-layer random Llama. Anything else is a
         folder or a Hugging Face id.
     dtype: None takes float32 on a CPU; on a GPU the checkpoint's own, float16 where the chip has no bfloat16.
+        "auto" is the same on a GPU, and on a CPU bfloat16 where the processor has instructions for it: half the bytes
+        and about 1.5 times the tokens a second, and no longer the tokens of float32.
     device: None takes "cuda" where there is one, else "cpu".
 
     Raises ModelUnavailable, ending with the command that mends it, where the files can't be had; ValueError for a
     dtype that models don't compute in.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = _float_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if dtype == "auto":
+        dtype = None if device.startswith("cuda") else _fastest_cpu_dtype()
+    elif isinstance(dtype, str):
+        dtype = _float_dtype(dtype)
     if name is None and device.startswith("cuda"):
         try:
             return load_model(DEFAULT_GPU_MODEL, dtype=dtype, device=device)
@@ -248,6 +253,11 @@ def _float_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def _fastest_cpu_dtype() -> torch.dtype:
+    has = getattr(torch.cpu, "get_capabilities", dict)()
+    return torch.bfloat16 if has.get("avx512_bf16") or has.get("amx_bf16") else torch.float32
+
+
 def _default_dtype(config: Any, device: str) -> torch.dtype:
     if not device.startswith("cuda"):
         return torch.float32
@@ -294,9 +304,7 @@ def _toy(dtype: Any, device: str) -> LoadedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         hf = LlamaForCausalLM(config)
-    if dtype in (None, "auto"):
-        dtype = torch.float32
-    return LoadedModel(hf.to(device=device, dtype=dtype).eval(), tokenizer, "toy")
+    return LoadedModel(hf.to(device=device, dtype=dtype or torch.float32).eval(), tokenizer, "toy")
 
 
 def _byte_tokenizer() -> Any:

@@ -28,6 +28,7 @@ class Sequence:
     ):
         self.seq_id, self.request, self.index = seq_id, request, index
         self.token_ids: list[int] = list(request.prompt_token_ids)
+        self.prompt_len = len(request.prompt_token_ids)
         self.num_computed_tokens = 0
         self.block_keys: list[Hashable] = []
         self.extra_keys, self.generator = extra_keys, generator
@@ -51,11 +52,11 @@ class Sequence:
 
     @property
     def output_token_ids(self) -> list[int]:
-        return self.token_ids[len(self.request.prompt_token_ids) :]
+        return self.token_ids[self.prompt_len :]
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_token_ids)
+        return len(self.token_ids) - self.prompt_len
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -65,7 +66,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether all but the newest output token are computed."""
-        return self.num_output_tokens > 0 and self.num_uncomputed_tokens == 1
+        num_tokens = len(self.token_ids)
+        return num_tokens > self.prompt_len and num_tokens - self.num_computed_tokens == 1
 
     def fork(self, seq_id: int, index: int, generator: torch.Generator | None) -> "Sequence":
         """A sequence that goes on from here by itself."""

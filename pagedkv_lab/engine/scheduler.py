@@ -12,14 +12,14 @@ the door, so something always moves on.
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pagedkv_lab.blocks.manager import BlockManager
 from pagedkv_lab.engine.config import EngineConfig
 from pagedkv_lab.engine.request import Sequence
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """One sequence's work in a step: its next `num_tokens` tokens, of which those at `writes` go into the pool."""
 
     seq: Sequence
@@ -91,27 +91,30 @@ class Scheduler:
         self.waiting.appendleft(seq)
 
     def _schedule_running(self, step: Schedule, budget: int) -> int:
+        append = self.manager.append
         i = 0
         while i < len(self.running) and budget > 0:
             seq = self.running[i]
-            num_tokens = min(seq.num_uncomputed_tokens, budget)
-            writes = self.manager.append(seq, num_tokens)
+            num_tokens = min(len(seq.token_ids) - seq.num_computed_tokens, budget)
+            writes = append(seq, num_tokens)
             while writes is None:
                 victim = self.running[-1]  # behind i, so never one that is in this step already
                 self.preempt(victim)
                 step.preempted.append(victim)
                 if victim is seq:
                     return budget
-                writes = self.manager.append(seq, num_tokens)
+                writes = append(seq, num_tokens)
             step.work.append(Scheduled(seq, num_tokens, writes))
             budget -= num_tokens
             i += 1
         return budget
 
     def _schedule_waiting(self, step: Schedule, budget: int) -> None:
+        if not self.waiting:
+            return
+        places = sum(1 + running.forks_to_come for running in self.running)
         while self.waiting and budget > 0:
             seq = self.waiting[0]
-            places = sum(1 + running.forks_to_come for running in self.running)
             if places + 1 + seq.forks_to_come > self.config.max_num_seqs:
                 break
             hits = self.manager.lookup(seq)
@@ -123,6 +126,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
             self.running.append(seq)
+            places += 1 + seq.forks_to_come
             seq.num_computed_tokens = self.manager.admit(seq, hits)
             if seq.request.num_cached_tokens is None:
                 seq.request.num_cached_tokens = seq.num_computed_tokens

@@ -139,7 +139,7 @@ class Fault:
 #: Every function that a step calls, from the engine down to the pool: (owner, name).
 PLACES: dict[str, tuple[Any, str]] = {
     "schedule": (Scheduler, "schedule"),
-    "key": (BlockManager, "_key"),
+    "keys": (BlockManager, "_keys"),
     "manager.lookup": (BlockManager, "lookup"),
     "manager.can_admit": (BlockManager, "can_admit"),
     "manager.admit": (BlockManager, "admit"),
@@ -443,14 +443,15 @@ def test_rule_9_ctrl_c_at_any_line_loses_no_block_and_takes_only_what_it_interru
 
 @pytest.mark.usefixtures("python_s_own_ctrl_c")
 @pytest.mark.parametrize("work", ["making", "stepping"])
-def test_ctrl_c_at_any_line_leaves_the_model_its_own_attention(work):
+def test_ctrl_c_at_any_line_leaves_the_model_its_own_attention_and_modules(work):
     """Around the moments at which the model gets ours and gets its own back, line by line."""
     model = tiny_model("toy")
     own = model.hf.config._attn_implementation
+    options = {"num_gpu_blocks": 8, "model_impl": "transformers"}
 
     def interrupted_at(nth: int) -> CtrlC:
         ctrl_c = CtrlC(nth, only_in="engine/runner.py")
-        engine = Engine(model, num_gpu_blocks=8) if work == "stepping" else None
+        engine = Engine(model, **options) if work == "stepping" else None
         if engine:
             engine.add_request(*REQUESTS[0])
         try:
@@ -458,7 +459,7 @@ def test_ctrl_c_at_any_line_leaves_the_model_its_own_attention(work):
                 if engine:
                     engine.step()
                 else:
-                    Engine(model, num_gpu_blocks=8)
+                    Engine(model, **options)
         except KeyboardInterrupt:
             assert nth
         return ctrl_c
@@ -469,6 +470,7 @@ def test_ctrl_c_at_any_line_leaves_the_model_its_own_attention(work):
     for nth in range(1, num_points + 1):
         where = interrupted_at(nth).where
         assert model.hf.config._attn_implementation == own, f"not given back after Ctrl-C at {where}"
+        assert not any("forward" in vars(m) for m in model.hf.modules()), f"not given back after Ctrl-C at {where}"
 
 
 @pytest.mark.usefixtures("python_s_own_ctrl_c")

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_models import CONFIGS, assert_all_back, own_tokens, random_prompt, tiny_model
 
-from pagedkv_lab.attention import reference
+from pagedkv_lab.attention import BACKENDS, reference
 from pagedkv_lab.engine import ContiguousEngine, Engine, LoadedModel, Parts, SamplingParams
 from pagedkv_lab.sizing import blocks_for
 
@@ -61,7 +61,8 @@ def scenarios(draw: st.DrawFn, contiguous: bool = False) -> Scenario:
         "max_num_batched_tokens": draw(st.integers(8, 40) if chunked else st.integers(MAX_MODEL_LEN, 200)),
         "max_num_seqs": draw(st.sampled_from([4, 5, 64])),
         "watermark": draw(st.sampled_from([0.0, 0.01, 0.3])),
-        "attn_backend": draw(st.sampled_from(["torch_paged", "torch_paged", "reference"])),
+        "attn_backend": draw(st.sampled_from([None, None, *BACKENDS])),
+        "model_impl": draw(st.sampled_from(["auto", "transformers"])),
     }
     if contiguous:
         options["num_gpu_blocks"] = draw(st.integers(1, 5))
@@ -154,6 +155,15 @@ def test_in_the_busy_scenario_everything_happens(name):
     scenario = busy_scenario()
     serve(tiny_model(name), scenario)
     assert all(scenario.seen[what] for what in ("preempted", "hit", "copied", "chunked")), scenario.seen
+
+
+@pytest.mark.parametrize("attn_backend", BACKENDS)
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+@pytest.mark.parametrize("name", ["toy", *CONFIGS])
+def test_rule_10_no_backend_and_no_forward_pass_changes_the_tokens(name, model_impl, attn_backend):
+    scenario = busy_scenario()
+    scenario.options |= {"model_impl": model_impl, "attn_backend": attn_backend}
+    assert_equal_to_generate(tiny_model(name), scenario)
 
 
 def test_rule_10_nothing_changes_the_tokens_of_the_toy_model():
