@@ -43,11 +43,11 @@ def examine(hub: bool = False) -> list[Finding]:
     hub: also try to reach the Hugging Face hub; nothing else here touches the network.
     """
     checks: list[Callable[[], Iterator[Finding]]] = [
-        _python, _packages, _torch, _devices, _nvml, _bundled_model, _cache_folder, _jupyter, _triton,
+        _python, _packages, _torch, _devices, _nvml, _bundled_model, _cache_folder, _jupyter, _kernels,
     ]  # fmt: skip
     if hub:
         checks.append(_hub)
-    can_do_without = (_devices, _nvml, _triton, _hub)
+    can_do_without = (_devices, _nvml, _kernels, _hub)
     findings: list[Finding] = []
     for check in checks:
         try:
@@ -228,9 +228,13 @@ def _jupyter() -> Iterator[Finding]:
     yield _package("ipykernel", "", missing="problem", why="notebooks run in it")
 
 
-def _triton() -> Iterator[Finding]:
-    for name, bounds in _declared(PACKAGE, extra="gpu"):
-        yield _package(name, bounds, missing="optional", why="the GPU kernels need it")
+def _kernels() -> Iterator[Finding]:
+    for extra, why in (
+        ("cpu", "attention on a CPU is compiled with it; without it, it runs on torch's kernels, slower"),
+        ("gpu", "the GPU kernels need it"),
+    ):
+        for name, bounds in _declared(PACKAGE, extra=extra):
+            yield _package(name, bounds, missing="optional", why=why)
 
 
 def _hub() -> Iterator[Finding]:

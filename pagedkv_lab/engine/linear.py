@@ -27,7 +27,7 @@ _MADE: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 class PackedLinear:
-    """`x @ weight.T + bias`, with what follows it done in the same pass over the output.
+    """`x @ weight.T + bias`, and a residual added in the same pass over the output.
 
     weight: (out_features, in_features), float32 or bfloat16, on the CPU; bias: (out_features,) or None. Both are
     copied: later changes of the originals are not seen.
@@ -41,14 +41,6 @@ class PackedLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: (..., in_features). Returns (..., out_features)."""
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-
-    def silu(self, x: torch.Tensor) -> torch.Tensor:
-        """silu(linear(x))."""
-        return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "swish", [], "")
-
-    def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
-        """linear(x) * factor; factor: (..., out_features)."""
-        return torch.ops.mkldnn._linear_pointwise.binary(x, factor, self._weight, self._bias, "mul")
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """linear(x) + residual; residual: (..., out_features)."""
@@ -68,8 +60,6 @@ def can_pack(dtype: torch.dtype) -> bool:
             pairs = (
                 (linear(x), plain),
                 (linear(x[None]), plain[None]),
-                (linear.silu(x), F.silu(plain)),
-                (linear.times(x, other), plain * other),
                 (linear.plus(x, other), plain + other),
             )
             tolerance = 1e-4 if dtype == torch.float32 else 0.1

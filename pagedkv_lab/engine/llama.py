@@ -4,10 +4,10 @@ Knows the layers of a Llama: norm, attention, norm, gated MLP. Does not know the
 values to a function and gets the attention's output back.
 
 Why own code where transformers has the model: on a small model a decode step is over so fast that Python and small
-kernels cost as much as the arithmetic. Ten operations a layer stand here where transformers' modules run about
-forty: packed weights (see `linear`), q, k and v in one product, SiLU, the gate's product and both residuals inside
-the products, a norm in one kernel, a rotation in one. The ratios are in the README's table; where the model isn't
-one of these, or its logits come out different, the runner goes on with transformers' modules.
+kernels cost as much as the arithmetic. So there are few of them here: packed weights (see `linear`), q, k and v in one
+product, gate and up in one, both residuals added inside a product, a norm in one kernel, the gate in one (`glue`), a
+rotation in one. Where the model isn't one of these, or its logits come out different, the runner goes on with
+transformers' modules.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from pagedkv_lab.engine.glue import rms_norm, silu_times
 from pagedkv_lab.engine.linear import PackedLinear, can_pack, has_memory_for, made_once
 
 #: `attend(layer, query, key, value)`: (T, Hq, D), (T, Hkv, D), (T, Hkv, D) -> (T, Hq, D).
@@ -35,8 +36,7 @@ class _Layer(NamedTuple):
     key_norm: torch.Tensor | None
     output: PackedLinear
     mlp_norm: torch.Tensor
-    gate: PackedLinear
-    up: PackedLinear
+    gate_up: PackedLinear
     down: PackedLinear
 
 
@@ -66,23 +66,24 @@ class Llama:
         rotation = self._rotation(x, positions)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), -1, self.head_dim)
-            query_key, value = qkv.split((num_qk_heads, self.num_kv_heads), dim=1)
+            qkv = layer.qkv(rms_norm(x, layer.attention_norm, self.eps)).view(len(x), -1, self.head_dim)
+            query_key, value = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]  # (T, Hq + Hkv, D), (T, Hkv, D)
             if layer.query_norm is not None:
-                query, key = query_key.split((self.num_heads, self.num_kv_heads), dim=1)
-                query_key = torch.cat((self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)), dim=1)
-            query, key = self._rotate(query_key, rotation).split((self.num_heads, self.num_kv_heads), dim=1)
+                query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
+                norms = self._norm_heads(query, layer.query_norm), self._norm_heads(key, layer.key_norm)
+                query_key = torch.cat(norms, dim=1)
+            query_key = self._rotate(query_key, rotation)
+            query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
             attended = attend(i, query, key, value).reshape(len(x), -1)  # (T, Hq * D)
             if i == last and len(rows) < len(x):
                 # Behind the last layer's attention nobody looks at the other tokens any more.
                 attended, x = attended[rows], x[rows]
             x = layer.output.plus(attended, x)
-            y = self._norm(x, layer.mlp_norm)
-            x = layer.down.plus(layer.up.times(y, layer.gate.silu(y)), x)
-        return self.head(self._norm(x, self.norm))
+            x = layer.down.plus(silu_times(layer.gate_up(rms_norm(x, layer.mlp_norm, self.eps))), x)
+        return self.head(rms_norm(x, self.norm, self.eps))
 
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.eps)
+    def _norm_heads(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(heads, weight.shape, weight, self.eps)
 
     def _rotation(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """The rotary embedding as complex numbers, cos + i sin, (T, 1, D / 2); the model's own module has them."""
@@ -98,23 +99,22 @@ class Llama:
     def _take(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         query, key, value = attention.q_proj, attention.k_proj, attention.v_proj
-        bias = None
-        if query.bias is not None:
-            bias = torch.cat([self._side_by_side(query.bias), self._side_by_side(key.bias), value.bias])
-        weight = torch.cat([self._side_by_side(query.weight), self._side_by_side(key.weight), value.weight])
+        in_pairs = self._in_pairs
+        weight = torch.cat([in_pairs(query.weight), in_pairs(key.weight), value.weight])
+        bias = None if query.bias is None else torch.cat([in_pairs(query.bias), in_pairs(key.bias), value.bias])
+        gate_up_bias = None if mlp.up_proj.bias is None else torch.cat([mlp.gate_proj.bias, mlp.up_proj.bias])
         norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         return _Layer(
             layer.input_layernorm.weight.detach(),
             PackedLinear(weight, bias),
-            *(None if norm is None else self._side_by_side(norm.weight) for norm in norms),
+            *(None if norm is None else in_pairs(norm.weight) for norm in norms),
             PackedLinear(attention.o_proj.weight, attention.o_proj.bias),
             layer.post_attention_layernorm.weight.detach(),
-            PackedLinear(mlp.gate_proj.weight, mlp.gate_proj.bias),
-            PackedLinear(mlp.up_proj.weight, mlp.up_proj.bias),
+            PackedLinear(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]), gate_up_bias),
             PackedLinear(mlp.down_proj.weight, mlp.down_proj.bias),
         )
 
-    def _side_by_side(self, numbers: torch.Tensor) -> torch.Tensor:
+    def _in_pairs(self, numbers: torch.Tensor) -> torch.Tensor:
         """Reorder a head's numbers: transformers turns number i with number i + D / 2, here they become neighbours.
 
         Query and key are reordered alike, so no score changes. numbers: (H * D, ...).

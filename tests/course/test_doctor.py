@@ -115,8 +115,8 @@ def test_a_missing_package_is_a_problem_with_the_command_that_installs_it(instal
     assert line.remedy.startswith('python -m pip install "anywidget>=')
 
 
-@pytest.mark.parametrize("name", ["jupyterlab", "triton"])
-def test_the_course_can_do_without_jupyterlab_and_triton(name, installed, capsys):
+@pytest.mark.parametrize("name", ["jupyterlab", "numba", "triton"])
+def test_the_course_can_do_without_jupyterlab_and_compilers_of_kernels(name, installed, capsys):
     installed(name, None)
     assert finding(name).state == "optional"
     assert doctor() == 0

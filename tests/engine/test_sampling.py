@@ -313,3 +313,14 @@ def test_stop_strings_need_a_tokenizer_to_be_found_with():
 def test_a_value_that_makes_no_sense_is_refused_by_name(options, said):
     with pytest.raises(ValueError, match=said):
         SamplingParams(**options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_greedy_takes_the_first_of_equally_likely_tokens(dtype):
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0], [-5.0, -5.0, -6.0, -5.0], [0.0, 0.0, 0.0, 0.0]], dtype=dtype)
+    assert sample(logits, [SamplingParams()] * 3, [None] * 3) == [1, 0, 0]
+    # A row of many columns, as computed in inference mode, where the winner stands twice far apart.
+    with torch.inference_mode():
+        wide = torch.zeros(5, 50_000, dtype=dtype)
+        wide[:, [40_000, 45_000]] = 2.0
+    assert sample(wide, [SamplingParams()] * 5, [None] * 5) == [40_000] * 5
