@@ -126,6 +126,37 @@ def _course_build(
     raise typer.Exit(run(chapters or []))
 
 
+@app.command("bench")
+def _bench(
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="blocks, attention, engine or scaling.")],
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file, too.")
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Little of everything, once: to see that it works, not to compare.")
+    ] = False,
+    vllm_python: Annotated[
+        Path | None,
+        typer.Option("--vllm-python", metavar="PATH", help="A Python that has vLLM: its own environment's."),
+    ] = None,
+    nano_vllm: Annotated[
+        Path | None, typer.Option("--nano-vllm", metavar="PATH", help="A checkout of nano-vllm.")
+    ] = None,
+) -> None:
+    """Measure the package against others that do the same work, on this machine."""
+    # The benchmarks lie beside the package in the repository, and are no part of what pip installs.
+    root = Path(__file__).resolve().parents[1]
+    if not (root / "benchmarks" / "suites.py").is_file():
+        raise PagedKVError(
+            f"there is no benchmarks/ beside the package in {root}: it comes with the course's repository, not with "
+            "pip. Run this from a checkout that is installed with `make` or `pip install -e .`"
+        )
+    sys.path.insert(0, str(root))
+    from benchmarks.suites import run_suite
+
+    raise typer.Exit(run_suite(suite, json_file=json_file, quick=quick, vllm_python=vllm_python, nano_vllm=nano_vllm))
+
+
 @app.command("demo")
 def _demo(
     model: Annotated[

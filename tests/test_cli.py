@@ -14,7 +14,7 @@ import typer
 from pagedkv_lab.cli import app, main
 from pagedkv_lab.errors import PagedKVError
 
-COMMANDS = ["", "course", "course build", "demo", "doctor", "plan", "progress"]
+COMMANDS = ["", "bench", "course", "course build", "demo", "doctor", "plan", "progress"]
 CHECK = ["course", "build", "--check"]
 
 
@@ -116,6 +116,10 @@ def test_version(run):
         (["course", "build", "--nope"], "No such option: --nope (see pagedkv course build --help)"),
         (["plan"], "Missing argument 'MODEL_OR_CONFIG' (see pagedkv plan --help)"),
         (["plan", "TinyLlama", "--users"], "Option '--users' requires an argument"),
+        (["bench"], "Missing argument 'SUITE' (see pagedkv bench --help)"),
+        (["bench", "nope"], "there is no suite 'nope'; choose one of blocks, attention, engine, scaling"),
+        (["bench", "engine", "--vllm-python", "/nowhere/python"], "--vllm-python: there is no /nowhere/python"),
+        (["bench", "scaling", "--json", "/nowhere/out.json"], "/nowhere/out.json: No such file or directory"),
     ],
 )
 def test_a_slip_on_the_command_line_is_told_in_one_line(run, arguments, message):
@@ -180,6 +184,13 @@ def test_an_unknown_chapter_is_bad_input(run, tmp_path, monkeypatch):
 def test_a_commands_verdict_is_its_exit_status(run, monkeypatch, verdict):
     monkeypatch.setattr("pagedkv_lab.course.builder.console.check", lambda names: verdict)
     assert run(*CHECK) == (verdict, "", [])
+
+
+def test_without_a_checkout_bench_says_where_the_benchmarks_are(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("pagedkv_lab.cli.__file__", str(tmp_path / "pagedkv_lab" / "cli.py"))
+    status, out, [line] = run("bench", "scaling")
+    assert (status, out) == (2, "")
+    assert line.startswith(f"pagedkv: there is no benchmarks/ beside the package in {tmp_path}: it comes with the ")
 
 
 # Being stopped
