@@ -2,11 +2,12 @@
 
 A learner's part may be as small as the article's skeletons. A guard supplies what such a part leaves out
 (`mark_findable`, `fork`, ...), checks each answer against the protocol, and turns whatever goes wrong inside
-into a PartError that speaks of the part. The package's own parts run without guards.
+into a PartError that speaks of the part. The package's own parts run without guards. Many blocks are dealt
+with one by one here, so that the error names the one.
 """
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from pagedkv_lab.blocks.hashing import hash_block
@@ -154,6 +155,14 @@ class GuardedTable:
             self.allocator.share(block)
             self.part.blocks.append(block)
 
+    def append_blocks(self, count: int) -> None:
+        for _ in range(count):
+            self.append_block()
+
+    def append_shared_blocks(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.append_shared(block)
+
     def fork(self) -> "GuardedTable":
         if hasattr(self.part, "fork"):
             child = GuardedTable(call_part(self.name, "fork", self.part.fork), self.allocator)
@@ -162,8 +171,7 @@ class GuardedTable:
                 raise PartError(self.name, "fork()", what)
             return child
         child = GuardedTable(type(self.part)(self.allocator), self.allocator)
-        for block in self.blocks:
-            child.append_shared(block)
+        child.append_shared_blocks(self.blocks)
         return child
 
     def ensure_writable(self, i: int) -> tuple[int, int] | None:
@@ -193,6 +201,9 @@ class GuardedTable:
             return call_part(self.name, "slot", self.part.slot, position)
         block_size = self.allocator.block_size
         return self.blocks[position // block_size] * block_size + position % block_size
+
+    def slots(self, positions: range) -> list[int]:
+        return [self.slot(position) for position in positions]
 
     def free_all(self) -> None:
         held_before = {block: self.allocator.ref_count(block) for block in self.part.blocks}
@@ -238,6 +249,18 @@ class GuardedPrefixCache:
     def forget(self, block: int) -> None:
         call_part(self.name, "forget", self.part.forget, block)
         self._key_of.pop(block, None)
+
+    def insert_many(self, keys: Sequence[Hashable], blocks: Sequence[int]) -> list[int]:
+        inserted = []
+        for key, block in zip(keys, blocks, strict=True):
+            if self.lookup(key) is None:
+                self.insert(key, block)
+                inserted.append(block)
+        return inserted
+
+    def forget_many(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.forget(block)
 
 
 def guard_hash(function: Callable[..., Hashable], name: str = "hash_block") -> Callable[..., Hashable]:

@@ -16,8 +16,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from pagedkv_lab.blocks import hashing
 from pagedkv_lab.blocks.allocator import BlockAllocator
-from pagedkv_lab.blocks.hashing import ExtraKeys, hash_block
+from pagedkv_lab.blocks.hashing import ExtraKeys
 from pagedkv_lab.blocks.prefix_cache import PrefixCache
 from pagedkv_lab.blocks.table import BlockTable
 from pagedkv_lab.errors import OutOfBlocks
@@ -47,14 +48,18 @@ class PoolCounts(NamedTuple):
     used: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Holding:
-    """What one sequence holds: its table, how many of its tokens lie there, how many blocks are keyed."""
+    """What one sequence holds: its table, how many of its tokens lie there, how many blocks are keyed.
+
+    in_place_until: tokens before this position go into the last block, which nobody shares, and don't fill it.
+    """
 
     seq: SequenceLike
     table: Any
-    num_filled: int
-    num_keyed: int
+    num_filled: int = 0
+    num_keyed: int = 0
+    in_place_until: int = 0
 
 
 class BlockManager:
@@ -73,7 +78,7 @@ class BlockManager:
         allocator: Any = None,
         prefix_cache: Any = None,
         block_table: Callable[[Any], Any] = BlockTable,
-        hash_block: Callable[..., Hashable] = hash_block,
+        hash_block: Callable[..., Hashable] = hashing.hash_block,
     ):
         self.num_blocks, self.block_size = num_blocks, block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -97,8 +102,9 @@ class BlockManager:
         if not self.enable_prefix_caching:
             return []
         hits: list[int] = []
-        for i in range(len(seq.token_ids) // self.block_size):
-            block = self.prefix_cache.lookup(self._key(seq, i))
+        lookup = self.prefix_cache.lookup
+        for key in self._keys(seq, len(seq.token_ids) // self.block_size):
+            block = lookup(key)
             if block is None:
                 break
             hits.append(block)
@@ -109,7 +115,7 @@ class BlockManager:
 
         A hit block that is free counts as free now and not after: it is subtracted.
         """
-        revived = sum(self.allocator.ref_count(block) == 0 for block in hits)
+        revived = self._ref_counts(hits).count(0)
         needed = blocks_for(len(seq.token_ids), self.block_size) - len(hits)
         return needed + revived + watermark <= self.allocator.num_free
 
@@ -122,13 +128,14 @@ class BlockManager:
         assert seq.seq_id not in self._holdings, f"{seq.name} has a table already"
         table = self._block_table(self.allocator)
         # Noted before it takes anything, so that `free` finds what it took if a part fails half-way.
-        holding = self._holdings[seq.seq_id] = _Holding(seq, table, 0, 0)
-        for block in hits:
-            revived = self.allocator.ref_count(block) == 0
-            table.append_shared(block)
-            holding.num_filled += self.block_size
-            holding.num_keyed += 1
-            self.used_slots += self.block_size * revived
+        holding = self._holdings[seq.seq_id] = _Holding(seq, table)
+        ref_counts = self._ref_counts(hits)
+        try:
+            table.append_shared_blocks(hits)
+        finally:
+            holding.num_keyed = len(table.blocks)
+            holding.num_filled = holding.num_keyed * self.block_size
+            self.used_slots += ref_counts[: holding.num_keyed].count(0) * self.block_size
         num_skipped = min(holding.num_filled, len(seq.token_ids) - 1)
         if self.enable_prefix_caching:
             self.queried_tokens += len(seq.token_ids)
@@ -145,26 +152,44 @@ class BlockManager:
         part raise half-way, the table keeps what it took, for `free` to give back.
         """
         holding = self._holdings[seq.seq_id]
+        start = seq.num_computed_tokens
+        end = start + num_tokens
+        if end < holding.in_place_until and start == holding.num_filled:
+            # Nearly every decode step: room in a block of its own, and no block to take, copy or hash.
+            holding.num_filled = end
+            self.used_slots += num_tokens
+            return range(start, end)
+        if start < holding.num_filled:
+            start = min(end, holding.num_filled)
+        return self._append(holding, start, end)
+
+    def _append(self, holding: _Holding, start: int, end: int) -> range | None:
+        """`append` where it isn't that easy: the positions from `start` on have no slot yet."""
         table = holding.table
-        end = seq.num_computed_tokens + num_tokens
-        start = min(end, max(seq.num_computed_tokens, holding.num_filled))
-        first = start // self.block_size
-        num_new = blocks_for(end, self.block_size) - len(table.blocks)
-        writes_into_old = start < end and first < len(table.blocks)
+        first, num_old, num_blocks = start // self.block_size, len(table.blocks), blocks_for(end, self.block_size)
+        num_new = max(0, num_blocks - num_old)
+        writes_into_old = start < end and first < num_old
         must_copy = writes_into_old and self.allocator.ref_count(table.blocks[first]) > 1
-        if num_new + must_copy > self.allocator.num_free:
+        needed = num_new + must_copy
+        if needed and needed > self.allocator.num_free:
             return None
         if must_copy:
             copy = table.ensure_writable(first)
             self.prefix_cache.forget(copy[1])
             self._copies.append(copy)
             self.used_slots += start - first * self.block_size
-        for _ in range(num_new):
-            self.prefix_cache.forget(table.append_block())
-        self.used_slots += end - start
-        holding.num_filled = max(holding.num_filled, end)
-        if self.enable_prefix_caching:
-            self._make_findable(holding, end // self.block_size)
+        if num_new:
+            try:
+                table.append_blocks(num_new)
+            finally:
+                self.prefix_cache.forget_many(table.blocks[num_old:])
+        if start < end:
+            self.used_slots += end - start
+            holding.num_filled = end
+            holding.in_place_until = num_blocks * self.block_size
+        num_full = end // self.block_size
+        if self.enable_prefix_caching and num_full > holding.num_keyed:
+            self._make_findable(holding, num_full)
         return range(start, end)
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -184,6 +209,9 @@ class BlockManager:
         for block in self._keyed_this_step:
             self.prefix_cache.forget(block)
             self.allocator.mark_findable(block, False)
+        # The step may have ended between taking a block and forgetting what it held before (Ctrl-C).
+        for holding in self._holdings.values():
+            self.prefix_cache.forget_many(holding.table.blocks[holding.num_keyed :])
         self._keyed_this_step.clear()
         self._copies.clear()
         self.step += 1
@@ -197,6 +225,7 @@ class BlockManager:
         """
         assert child.seq_id not in self._holdings, f"{child.name} has a table already"
         of = self._holdings[parent.seq_id]
+        of.in_place_until = 0  # whoever writes next must look whether it is alone
         self._holdings[child.seq_id] = _Holding(child, of.table.fork(), of.num_filled, of.num_keyed)
 
     def free(self, seq: SequenceLike) -> None:
@@ -208,16 +237,19 @@ class BlockManager:
         holding = self._holdings.pop(seq.seq_id, None)
         if holding is None:
             return
-        for i, block in enumerate(holding.table.blocks):
+        blocks = holding.table.blocks
+        ref_counts = self._ref_counts(blocks)
+        num_full, in_last = divmod(holding.num_filled, self.block_size)
+        self.used_slots -= ref_counts[:num_full].count(1) * self.block_size
+        self.used_slots -= ref_counts[num_full : num_full + 1].count(1) * in_last
+        for block in blocks:
             self._freed_at[block] = self.step
-            if self.allocator.ref_count(block) == 1:
-                self.used_slots -= min(self.block_size, max(0, holding.num_filled - i * self.block_size))
         holding.table.free_all()
 
     # What the runner and the views see
 
     def block_table(self, seq: SequenceLike) -> list[int]:
-        """The sequence's physical blocks, in order."""
+        """The sequence's physical blocks, in order. From `admit` to `free` this is the same list, and grows."""
         return self._holdings[seq.seq_id].table.blocks
 
     def room(self, seq: SequenceLike) -> int:
@@ -226,9 +258,8 @@ class BlockManager:
         return len(holding.table.blocks) * self.block_size if holding else 0
 
     def slots(self, seq: SequenceLike, positions: range) -> list[int]:
-        """The pool's slots of these positions of the sequence."""
-        slot = self._holdings[seq.seq_id].table.slot
-        return [slot(position) for position in positions]
+        """The pool's slots of these positions of the sequence (a range without gaps)."""
+        return self._holdings[seq.seq_id].table.slots(positions)
 
     def counts(self) -> PoolCounts:
         """Blocks in total, empty, cached and used."""
@@ -271,24 +302,31 @@ class BlockManager:
 
     # Inside
 
-    def _key(self, seq: SequenceLike, i: int) -> Hashable:
-        """Key of the sequence's full block `i`, hashed once and kept with the sequence."""
-        keys = seq.block_keys
-        while len(keys) <= i:
-            at = len(keys) * self.block_size
+    def _ref_counts(self, blocks: Sequence[int]) -> list[int]:
+        return list(map(self.allocator.ref_count, blocks))
+
+    def _keys(self, seq: SequenceLike, num_blocks: int) -> list[Hashable]:
+        """Keys of at least the sequence's first `num_blocks` blocks, each hashed once and kept with the sequence."""
+        keys, size = seq.block_keys, self.block_size
+        while len(keys) < num_blocks:
             parent, extra = (keys[-1], ()) if keys else (None, seq.extra_keys)
-            keys.append(self._hash_block(parent, seq.token_ids[at : at + self.block_size], extra))
-        return keys[i]
+            start, end = len(keys) * size, num_blocks * size
+            if self._hash_block is hashing.hash_block and end - start > size:
+                keys += hashing.hash_blocks(parent, seq.token_ids[start:end], size, extra)
+            else:
+                keys.append(self._hash_block(parent, seq.token_ids[start : start + size], extra))
+        return keys
 
     def _make_findable(self, holding: _Holding, num_full: int) -> None:
-        """Insert the keys of the sequence's blocks that are full now, up to block `num_full`."""
-        for i in range(holding.num_keyed, num_full):
-            key, block = self._key(holding.seq, i), holding.table.blocks[i]
-            if self.prefix_cache.lookup(key) is None:
-                self._keyed_this_step.append(block)
-                self.prefix_cache.insert(key, block)
-                self.allocator.mark_findable(block)
-        holding.num_keyed = max(holding.num_keyed, num_full)
+        """Insert the keys of the sequence's blocks that have become full, up to block `num_full`."""
+        num_keyed = holding.num_keyed
+        keys = self._keys(holding.seq, num_full)[num_keyed:num_full]
+        blocks = holding.table.blocks[num_keyed:num_full]
+        # Noted before any is inserted, so that `abandon_step` finds them if a part fails half-way.
+        self._keyed_this_step += blocks
+        for block in self.prefix_cache.insert_many(keys, blocks):
+            self.allocator.mark_findable(block)
+        holding.num_keyed = num_full
 
     def _blocks_in_use(self):
         """(block, tokens in it, sequence id) for every entry of every table."""

@@ -2,9 +2,15 @@
 
 Knows its blocks and the allocator they come from. Does not know tokens or tensors; where a block's contents
 must be copied, it says so and somebody else copies.
+
+What is done to many blocks (`append_blocks`, `append_shared_blocks`, `free_all`, `slots`) is a loop over single
+steps, and leaves that loop to the allocator where it can.
 """
 
+from collections.abc import Sequence
+
 from pagedkv_lab.blocks.allocator import BlockAllocator
+from pagedkv_lab.sizing import blocks_for
 
 
 class BlockTable:
@@ -13,6 +19,8 @@ class BlockTable:
     def __init__(self, allocator: BlockAllocator):
         self.allocator = allocator
         self.blocks: list[int] = []
+        # `type(...) is`, not isinstance: a subclass may do one of the single steps in its own way.
+        self._at_once = type(self) is BlockTable and type(allocator) is BlockAllocator
 
     def append_block(self) -> int:
         """Grow by one fresh block and return it. Raises OutOfBlocks, the table unchanged."""
@@ -25,11 +33,27 @@ class BlockTable:
         self.allocator.share(block)
         self.blocks.append(block)
 
+    def append_blocks(self, count: int) -> None:
+        """Grow by so many fresh blocks. Raises OutOfBlocks where fewer are free; what was taken by then stays."""
+        if self._at_once and count > 1:
+            self.blocks += self.allocator.allocate_many(count)
+        else:
+            for _ in range(count):
+                self.append_block()
+
+    def append_shared_blocks(self, blocks: Sequence[int]) -> None:
+        """Grow by blocks that are already filled, in this order: one more holder of each."""
+        if self._at_once:
+            self.allocator.share_many(blocks)
+            self.blocks += blocks
+        else:
+            for block in blocks:
+                self.append_shared(block)
+
     def fork(self) -> "BlockTable":
         """A second table of the same blocks, the partly filled last one too. Nothing is copied."""
         child = BlockTable(self.allocator)
-        for block in self.blocks:
-            child.append_shared(block)
+        child.append_shared_blocks(self.blocks)
         return child
 
     def ensure_writable(self, i: int) -> tuple[int, int] | None:
@@ -51,14 +75,30 @@ class BlockTable:
         block_size = self.allocator.block_size
         return self.blocks[position // block_size] * block_size + position % block_size
 
+    def slots(self, positions: range) -> list[int]:
+        """`slot` of each of these positions (a range without gaps), whole blocks at a time."""
+        if len(positions) < 2 or not self._at_once:
+            return [self.slot(position) for position in positions]
+        block_size = self.allocator.block_size
+        first = positions.start // block_size
+        slots: list[int] = []
+        for i in range(first, blocks_for(positions.stop, block_size)):
+            slot = self.blocks[i] * block_size
+            slots += range(slot, slot + block_size)
+        return slots[positions.start - first * block_size : positions.stop - first * block_size]
+
     def free_all(self) -> None:
         """Give every block back, the tail first.
 
         The tail goes first so that it is also evicted first: a prefix is useful without its tail, a tail
         without its prefix is not.
         """
-        while self.blocks:
-            self.allocator.free(self.blocks.pop())
+        if self._at_once:
+            self.allocator.free_many(reversed(self.blocks))
+            self.blocks.clear()
+        else:
+            while self.blocks:
+                self.allocator.free(self.blocks.pop())
 
     def __len__(self) -> int:
         return len(self.blocks)

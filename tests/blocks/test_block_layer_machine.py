@@ -5,10 +5,13 @@ tokens after every step: a write into a shared block, a wrong hit, a stale key o
 Beside that it keeps small books of its own: which prefixes can be found in which block, in which order the
 free ones were let go, how many tokens each sequence has in its blocks.
 
-The same lives are led by the article's skeletons with their bugs mended, behind the guards.
+The same lives are led by the article's skeletons with their bugs mended, behind the guards; and by two managers in
+step, one of which takes no short cut: many blocks at once and one by one must leave the same pool.
 """
 
 from collections import Counter
+from copy import deepcopy
+from dataclasses import replace
 from typing import ClassVar
 
 from article_parts import manager_of
@@ -23,7 +26,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pagedkv_lab.blocks import BlockManager
+from pagedkv_lab.blocks import BlockAllocator, BlockManager, BlockTable, PrefixCache, hash_block
+from pagedkv_lab.blocks.guards import GuardedPrefixCache
 
 SALTS = st.sampled_from([None, None, None, "a", "b"])
 MAX_SEQUENCES = 8
@@ -376,6 +380,88 @@ class ArticlePartsMachine(BlockLayerMachine):
         return manager_of(num_blocks, block_size)
 
 
+class PlainAllocator(BlockAllocator):
+    """Asked for one block after the other, as everything is that isn't exactly the package's own."""
+
+
+class PlainTable(BlockTable):
+    """As `PlainAllocator`."""
+
+
+class PlainManager(BlockManager):
+    """Takes no short cut: one block at a time, each hashed by itself, no step of which the rest is known."""
+
+    def __init__(self, num_blocks: int, block_size: int):
+        super().__init__(
+            num_blocks,
+            block_size,
+            allocator=PlainAllocator(num_blocks, block_size),
+            block_table=PlainTable,
+            prefix_cache=GuardedPrefixCache(PrefixCache(), num_blocks),
+            hash_block=lambda *block: hash_block(*block),
+        )
+
+    def append(self, seq, num_tokens):
+        self._holdings[seq.seq_id].in_place_until = 0
+        return super().append(seq, num_tokens)
+
+
+class Twins:
+    """Two managers that are told the same. After every call they must agree in all that can be told of them.
+
+    Each has sequences of its own, so that neither finds the other's keys there.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int):
+        self.first, self.second = BlockManager(num_blocks, block_size), PlainManager(num_blocks, block_size)
+        self.twins: dict[int, FakeSequence] = {}
+
+    def __getattr__(self, name):
+        value = getattr(self.first, name)
+        if not callable(value):
+            return value
+
+        def call(*args):
+            answers = value(*args), getattr(self.second, name)(*map(self.twin_of, args))
+            assert answers[0] == answers[1], f"{name} answers {answers[0]} and {answers[1]}"
+            self.compare(arg for arg in args if isinstance(arg, FakeSequence))
+            return answers[0]
+
+        return call
+
+    def twin_of(self, value):
+        if not isinstance(value, FakeSequence):
+            return value
+        twin = self.twins.setdefault(value.seq_id, replace(value, block_keys=list(value.block_keys)))
+        twin.token_ids, twin.num_computed_tokens = list(value.token_ids), value.num_computed_tokens
+        return twin
+
+    def compare(self, sequences):
+        first, second = self.first, self.second
+        assert first.counts() == second.counts()
+        assert first.used_slots == second.used_slots
+        assert free_queue(first.allocator) == free_queue(second.allocator)
+        for seq in sequences:
+            assert seq.block_keys == self.twins[seq.seq_id].block_keys
+            assert first.room(seq) == second.room(seq)
+            if first.room(seq):
+                assert first.block_table(seq) == second.block_table(seq)
+
+
+def free_queue(allocator) -> list[int]:
+    """The free blocks in the order in which they would be handed out."""
+    drained = deepcopy(allocator)
+    return [drained.allocate() for _ in range(drained.num_free)]
+
+
+class TwinMachine(BlockLayerMachine):
+    """The same lives on two managers at once."""
+
+    @staticmethod
+    def make_manager(num_blocks, block_size):
+        return Twins(num_blocks, block_size)
+
+
 #: What must happen often for a run to be worth its name.
 EVENTS = (
     "refused",
@@ -409,3 +495,8 @@ def test_random_lives_of_sequences_never_mix_their_tokens_and_never_lose_a_block
 def test_the_article_s_mended_skeletons_lead_the_same_lives():
     seen = run(ArticlePartsMachine, lives=120, at_least=30)
     assert seen["operations"] >= 4_000, f"{seen['operations']} operations are too few"
+
+
+def test_many_blocks_at_once_lead_the_same_lives_as_one_by_one():
+    seen = run(TwinMachine, lives=80, at_least=20)
+    assert seen["operations"] >= 3_000, f"{seen['operations']} operations are too few"

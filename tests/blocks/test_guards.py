@@ -417,7 +417,42 @@ def test_a_copy_on_write_that_copies_nothing_or_says_it_wrongly_is_caught(ensure
         child.ensure_writable(0)
 
 
+def test_a_table_grows_by_many_blocks_in_the_learner_s_single_steps():
+    allocator = guarded(MendedAllocator(4, 2))
+    table = table_over(MendedTable, allocator)
+    table.append_blocks(2)
+    guest = table_over(MendedTable, allocator)
+    guest.append_shared_blocks(table.blocks)
+    assert guest.blocks == table.blocks
+    assert [allocator.ref_count(block) for block in table.blocks] == [2, 2]
+    assert table.slots(range(1, 4)) == [table.slot(position) for position in (1, 2, 3)]
+
+
+def test_of_many_blocks_the_one_that_breaks_is_named_and_those_before_it_stay():
+    class BreaksAtTheThird(MendedTable):
+        def append_block(self):
+            assert len(self.blocks) < 2, "a bug"
+            return super().append_block()
+
+    table = table_over(BreaksAtTheThird)
+    with broken("BlockTable", r"append_block\(\)", "AssertionError: a bug"):
+        table.append_blocks(3)
+    assert len(table.blocks) == 2
+    with broken("BlockAllocator", r"share\(9\)", "IndexError"):
+        table_over(MendedTable, guarded(MendedAllocator(4, 2))).append_shared_blocks([9])
+
+
 # Prefix caches and hashes
+
+
+def test_of_many_blocks_those_whose_key_has_a_block_already_are_left_out():
+    """The article's own insert would put the later block in the earlier one's place."""
+    cache = GuardedPrefixCache(MendedPrefixCache(), num_blocks=8)
+    assert cache.insert_many(["a", "b", "a"], [1, 2, 3]) == [1, 2]
+    assert cache.insert_many(["b", "c"], [4, 5]) == [5]
+    assert [cache.lookup(key) for key in "abc"] == [1, 2, 5]
+    cache.forget_many([1, 3, 5])
+    assert [cache.lookup(key) for key in "abc"] == [None, 2, None]
 
 
 @pytest.mark.parametrize("answer", [-1, 4, "0", (1, 2)])

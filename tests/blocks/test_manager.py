@@ -244,6 +244,34 @@ def test_a_fork_of_a_full_last_block_copies_nothing_and_grows_by_itself(manager)
     assert manager.block_table(seq)[2] != manager.block_table(child)[2]
 
 
+def test_a_fork_that_asked_for_no_token_still_copies_before_its_first_one(manager):
+    seq = FakeSequence(1, list(range(6)))
+    serve(manager, seq)
+    child = fork(manager, seq, 2)
+    for one in (seq, child):
+        assert list(manager.append(one, 0)) == []
+    child.token_ids.append(7)
+    compute(manager, child)
+    assert manager.block_table(child)[1] != manager.block_table(seq)[1]
+    assert len(manager.take_copies()) == 1
+
+
+def test_a_fork_in_the_middle_of_a_block_stops_both_from_writing_there(manager):
+    """Up to then the parent was alone in the block, and asked nobody before it wrote its next token."""
+    seq = FakeSequence(1, list(range(5)))
+    serve(manager, seq)
+    seq.token_ids.append(5)
+    compute(manager, seq)
+    manager.commit_step()
+    child = fork(manager, seq, 2)
+    for one in (seq, child):
+        one.token_ids.append(one.seq_id)
+        compute(manager, one)
+    assert manager.block_table(child)[1] != manager.block_table(seq)[1]
+    assert manager.used_slots == 4 + 3 + 3
+    manager.check_invariants()
+
+
 def test_a_sequence_that_holds_a_table_can_not_be_forked_into(manager):
     one, two = FakeSequence(1, [1]), FakeSequence(2, [2])
     serve(manager, one)

@@ -20,7 +20,7 @@ import torch
 from tiny_models import assert_all_back, own_tokens, random_prompt, tiny_model
 
 import pagedkv_lab.engine.engine as engine_module
-from pagedkv_lab.blocks import BlockAllocator, BlockManager
+from pagedkv_lab.blocks import BlockAllocator, BlockManager, PrefixCache
 from pagedkv_lab.engine import ContiguousEngine, Engine, LoadedModel, RequestOutput, SamplingParams
 from pagedkv_lab.engine.detokenizer import Detokenizer
 from pagedkv_lab.engine.runner import ModelRunner
@@ -44,17 +44,22 @@ def make_engine(monkeypatch: pytest.MonkeyPatch, make: type[Engine] = Engine, **
     defaults: dict[str, Any] = {"max_model_len": 32, "max_num_batched_tokens": 8}
     defaults |= {"block_size": BLOCK_SIZE, "num_gpu_blocks": 9} if make is Engine else {"num_gpu_blocks": 4}
     engine = make(tiny_model("toy"), **defaults | options)
-    allocate = BlockAllocator.allocate
+    for name in ("allocate", "allocate_many"):
+        monkeypatch.setattr(BlockAllocator, name, poisoned(engine, getattr(BlockAllocator, name)))
+    return engine
 
-    def allocate_poisoned(self: BlockAllocator) -> int:
-        block = allocate(self)
+
+def poisoned(engine: Engine, allocate: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with NaN in what it hands out, be it a block or a list of them."""
+
+    def allocate_poisoned(self: BlockAllocator, *count: int) -> Any:
+        blocks = allocate(self, *count)
         if self is engine.manager.allocator:
             for pool in (*engine.runner.pool.keys, *engine.runner.pool.values):
-                pool[block] = float("nan")
-        return block
+                pool[blocks] = float("nan")
+        return blocks
 
-    monkeypatch.setattr(BlockAllocator, "allocate", allocate_poisoned)
-    return engine
+    return allocate_poisoned
 
 
 @pytest.fixture
@@ -151,6 +156,11 @@ PLACES: dict[str, tuple[Any, str]] = {
     "manager.commit_step": (BlockManager, "commit_step"),
     "manager.free": (BlockManager, "free"),
     "allocate": (BlockAllocator, "allocate"),
+    "allocate_many": (BlockAllocator, "allocate_many"),
+    "share_many": (BlockAllocator, "share_many"),
+    "free_many": (BlockAllocator, "free_many"),
+    "insert_many": (PrefixCache, "insert_many"),
+    "forget_many": (PrefixCache, "forget_many"),
     "copy_blocks": (KVPool, "copy_blocks"),
     "write": (KVPool, "write"),
     "attention": (None, "attention"),
