@@ -15,6 +15,7 @@ the same in every process, so keys can be shared between servers and stored.
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from hashlib import sha256
 
 #: What goes into a key beside tokens: pairs of a type tag and a value, such as ("cache_salt", "team-7").
@@ -33,12 +34,18 @@ def hash_block(parent: bytes | None, token_ids: Sequence[int], extra: ExtraKeys 
     bytes: "1,23" and "12,3" can't be confused, nor a salt with a token.
     """
     past = b"" if parent is None else parent
-    parts = [struct.pack("<q", len(past)), past]
-    parts.append(struct.pack(f"<{len(token_ids) + 1}q", len(token_ids), *token_ids))
+    count = len(token_ids)
+    written = _layout(len(past), count).pack(len(past), past, count, *token_ids)
     for tag, value in extra:
         for text in (tag.encode(), value.encode()):
-            parts += (struct.pack("<q", len(text)), text)
-    return sha256(b"".join(parts)).digest()
+            written += struct.pack("<q", len(text)) + text
+    return sha256(written).digest()
+
+
+@cache
+def _layout(past: int, count: int) -> struct.Struct:
+    """How `past` bytes and `count` tokens are written: each number in 8 bytes, lowest byte first, lengths first."""
+    return struct.Struct(f"<q{past}sq{count}q")
 
 
 def hash_blocks(parent: bytes | None, token_ids: Sequence[int], block_size: int, extra: ExtraKeys = ()) -> list[bytes]:

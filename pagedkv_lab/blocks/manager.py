@@ -52,7 +52,7 @@ class PoolCounts(NamedTuple):
 class _Holding:
     """What one sequence holds: its table, how many of its tokens lie there, how many blocks are keyed.
 
-    in_place_until: tokens before this position go into the last block, which nobody shares, and don't fill it.
+    in_place_until: tokens before this position go into the last block, which nobody shares.
     """
 
     seq: SequenceLike
@@ -154,10 +154,12 @@ class BlockManager:
         holding = self._holdings[seq.seq_id]
         start = seq.num_computed_tokens
         end = start + num_tokens
-        if end < holding.in_place_until and start == holding.num_filled:
-            # Nearly every decode step: room in a block of its own, and no block to take, copy or hash.
+        if end <= holding.in_place_until and start == holding.num_filled:
+            # Nearly every decode step: room in a block of its own, and no block to take or to copy.
             holding.num_filled = end
             self.used_slots += num_tokens
+            if end == holding.in_place_until and self.enable_prefix_caching:
+                self._make_findable(holding, end // self.block_size)
             return range(start, end)
         if start < holding.num_filled:
             start = min(end, holding.num_filled)
