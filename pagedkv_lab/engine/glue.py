@@ -39,13 +39,13 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
         return F.silu(gate).mul_(up)
     from pagedkv_lab.engine.glue_kernels import silu_times_kernel
 
-    output = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+    output = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
     return _run(silu_times_kernel(gate_up.dtype == torch.bfloat16), gate_up, gate_up, output)
 
 
 def _run(kernel: int, x: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     _counter[0] = 0
-    _sizes[:] = output.shape
+    _sizes[0], _sizes[1] = output.shape
     _arguments[2], _arguments[3], _arguments[5] = x.data_ptr(), weight.data_ptr(), output.data_ptr()
     run_on_all_cores(kernel, _arguments, 1 + output.numel() // 16384)
     return output

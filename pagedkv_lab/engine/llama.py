@@ -61,12 +61,12 @@ class Llama:
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """Logits (len(rows), vocab) of the tokens at `rows`. token_ids, positions: (T,) int64; rows: int64."""
-        num_qk_heads = self.num_heads + self.num_kv_heads
+        num_tokens, num_qk_heads = token_ids.shape[0], self.num_heads + self.num_kv_heads
         x = self.embedding(token_ids)  # (T, hidden)
         rotation = self._rotation(x, positions)
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(rms_norm(x, layer.attention_norm, self.eps)).view(len(x), -1, self.head_dim)
+            qkv = layer.qkv(rms_norm(x, layer.attention_norm, self.eps)).view(num_tokens, -1, self.head_dim)
             query_key, value = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]  # (T, Hq + Hkv, D), (T, Hkv, D)
             if layer.query_norm is not None:
                 query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
@@ -74,8 +74,8 @@ class Llama:
                 query_key = torch.cat(norms, dim=1)
             query_key = self._rotate(query_key, rotation)
             query, key = query_key[:, : self.num_heads], query_key[:, self.num_heads :]
-            attended = attend(i, query, key, value).reshape(len(x), -1)  # (T, Hq * D)
-            if i == last and len(rows) < len(x):
+            attended = attend(i, query, key, value).reshape(num_tokens, -1)  # (T, Hq * D)
+            if i == last and len(rows) < num_tokens:
                 # Behind the last layer's attention nobody looks at the other tokens any more.
                 attended, x = attended[rows], x[rows]
             x = layer.output.plus(attended, x)

@@ -46,6 +46,8 @@ class KVPool:
 
         self.keys = [empty(layer.num_kv_heads, layer.key_dim) for layer in layers]
         self.values = [empty(layer.num_kv_heads, layer.value_dim) for layer in layers]
+        # The same memory slot by slot, (num_slots, num_kv_heads, dim), so that a write needs no block and offset.
+        self._slots = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(self.keys, self.values, strict=True)]
 
     @property
     def nbytes(self) -> int:
@@ -54,9 +56,9 @@ class KVPool:
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put one token into each slot. slots: (T,) int64; key: (T, num_kv_heads, key_dim), value likewise."""
-        for pool, new in ((self.keys[layer], key), (self.values[layer], value)):
-            flat = pool.view(-1, pool.shape[2] * pool.shape[3])  # (num_slots, heads * dim)
-            flat.index_copy_(0, slots, new.reshape(len(slots), flat.shape[1]))
+        keys, values = self._slots[layer]
+        keys.index_copy_(0, slots, key)
+        values.index_copy_(0, slots, value)
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, in every layer: pairs (source, destination), all read before any is written."""
