@@ -5,6 +5,7 @@ operators, which give the same numbers up to rounding.
 """
 
 import ctypes
+import threading
 from importlib.util import find_spec
 
 import numpy as np
@@ -15,10 +16,20 @@ from pagedkv_lab.attention.threads import run_on_all_cores
 
 HAS_NUMBA = find_spec("numba") is not None
 
-_counter = np.zeros(1, np.int64)
-_sizes = np.zeros(2, np.int64)
-_eps = np.zeros(1, np.float32)
-_arguments = (ctypes.c_void_p * 6)(_counter.ctypes.data, _sizes.ctypes.data, 0, 0, _eps.ctypes.data, 0)
+#: Fewer numbers than this are done before another thread has woken up.
+_NUMBERS_A_THREAD = 16384
+
+
+class _Arguments(threading.local):
+    """What a kernel is pointed to, each thread its own: another one may run its engine during a call."""
+
+    def __init__(self) -> None:
+        self.counter, self.sizes, self.eps = np.zeros(1, np.int64), np.zeros(2, np.int64), np.zeros(1, np.float32)
+        counter, sizes, eps = (array.ctypes.data for array in (self.counter, self.sizes, self.eps))
+        self.pointers = (ctypes.c_void_p * 6)(counter, sizes, 0, 0, eps, 0)
+
+
+_own = _Arguments()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -28,7 +39,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     from pagedkv_lab.engine.glue_kernels import rms_norm_kernel
 
     output = torch.empty_like(x)
-    _eps[0] = eps
+    _own.eps[0] = eps
     return _run(rms_norm_kernel(x.dtype == torch.bfloat16), x, weight, output)
 
 
@@ -44,8 +55,10 @@ def silu_times(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def _run(kernel: int, x: torch.Tensor, weight: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
-    _counter[0] = 0
-    _sizes[0], _sizes[1] = output.shape
-    _arguments[2], _arguments[3], _arguments[5] = x.data_ptr(), weight.data_ptr(), output.data_ptr()
-    run_on_all_cores(kernel, _arguments, 1 + output.numel() // 16384)
+    own = _own
+    own.counter[0] = 0
+    own.sizes[0], own.sizes[1] = output.shape
+    pointers = own.pointers
+    pointers[2], pointers[3], pointers[5] = x.data_ptr(), weight.data_ptr(), output.data_ptr()
+    run_on_all_cores(kernel, pointers, 1 + output.numel() // _NUMBERS_A_THREAD)
     return output

@@ -9,15 +9,13 @@ and a pass over memory. On 1 to 16 rows that is most of their time.
 from functools import cache
 
 import numpy as np
-from numba import carray, cfunc, njit, types
+from numba import carray, njit
 
-from pagedkv_lab.attention.numba_kernel import exp2, fetch_add
-
-_OPTIONS = {"fastmath": {"reassoc", "contract", "arcp", "nsz"}, "error_model": "numpy"}
-_LOG2_E = np.float32(1.4426950408889634)
+from pagedkv_lab.attention.numba_tiles import LOG2_E, exp2
+from pagedkv_lab.attention.numba_words import OPTIONS, address_of, fetch_add
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def load(row, numbers):
     """Widen a row to float32. A row of uint16 holds bfloat16, which is the upper half of a float32."""
     bits = numbers.view(np.uint32)
@@ -28,7 +26,7 @@ def load(row, numbers):
             numbers[i] = row[i]
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def store(numbers, row):
     """Narrow float32 numbers to what the row holds; bfloat16 is rounded to nearest, ties to even, as torch does."""
     bits = numbers.view(np.uint32)
@@ -40,7 +38,7 @@ def store(numbers, row):
             row[i] = numbers[i]
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _rms_norm(counter, x, weight, eps, output):
     """output (T, H) = x / sqrt(mean(x^2) + eps) * weight (H,): Zhang and Sennrich 2019, equation 4."""
     width = x.shape[1]
@@ -61,7 +59,7 @@ def _rms_norm(counter, x, weight, eps, output):
         store(numbers, output[t])
 
 
-@njit(**_OPTIONS)
+@njit(**OPTIONS)
 def _silu_times(counter, x, output):
     """output (T, F) = silu(x[:, :F]) * x[:, F:]; silu(g) = g / (1 + exp(-g)) (the gate of a Llama's MLP)."""
     width = output.shape[1]
@@ -75,7 +73,7 @@ def _silu_times(counter, x, output):
         load(x[t, width:], factor)
         for i in range(width):
             # Beyond 2^126 the quotient is zero for every purpose, and the power stays finite.
-            power = exp2(min(gate[i] * -_LOG2_E, np.float32(126.0)))
+            power = exp2(min(gate[i] * -LOG2_E, np.float32(126.0)))
             gate[i] *= factor[i] / (np.float32(1.0) + power)
         store(gate, output[t])
 
@@ -100,7 +98,7 @@ def rms_norm_kernel(bfloat16: bool) -> int:
             carray(p[OUTPUT], (rows, width), stored),
         )
 
-    return _compile(rms_norm)
+    return address_of(rms_norm)
 
 
 @cache
@@ -117,13 +115,4 @@ def silu_times_kernel(bfloat16: bool) -> int:
             carray(p[OUTPUT], (rows, width), stored),
         )
 
-    return _compile(silu_times)
-
-
-def _compile(function) -> int:
-    compiled = cfunc(types.void(types.CPointer(types.voidptr)), cache=True, **_OPTIONS)(function)
-    _KEPT.append(compiled)
-    return compiled.address
-
-
-_KEPT = []
+    return address_of(silu_times)

@@ -140,6 +140,7 @@ def _is_llama(hf: Any) -> bool:
     linears = [hf.lm_head, *(getattr(layer.self_attn, f"{name}_proj") for name in "qkvo"), layer.mlp.down_proj]
     return (
         all(type(linear) is nn.Linear for linear in linears)  # not quantized, no adapters
+        and all(parameter.dtype == hf.dtype for parameter in hf.parameters())
         and hf.config.hidden_act == "silu"
         and len(hf.model.layers) == hf.config.num_hidden_layers
     )

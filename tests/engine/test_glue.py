@@ -1,5 +1,7 @@
 """The norm and the gate between a Llama's products: the numbers of the formulas, with numba and without."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -71,3 +73,15 @@ def test_no_number_shows_in_its_own_row_only(dtype):
     for got in (glue.rms_norm(x, torch.ones(8, dtype=dtype), 1e-5), glue.silu_times(x)):
         assert got[[0, 1, 3]].isfinite().all()
         assert got[2].isnan().any()
+
+
+@pytest.mark.usefixtures("threads")
+def test_engines_in_several_threads_do_not_get_each_other_s_numbers():
+    inputs = [numbers(40 + i, 1024, dtype=torch.float32) for i in range(4)]
+    expected = [glue.silu_times(x) for x in inputs]
+
+    def many_times(i: int) -> bool:
+        return all(torch.equal(glue.silu_times(inputs[i]), expected[i]) for _ in range(200))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(many_times, range(4)))
