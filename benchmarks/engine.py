@@ -44,6 +44,7 @@ def peers(vllm_python: Path | None) -> list[Peer]:
         found.append(Peer("vllm", command("engine_vllm", vllm_python), env=_vllm_env(vllm_python)))
     return [
         *found,
+        Peer("modules", command("engine_modules")),
         Peer("generate", command("engine_generate"), dtypes=("float32",)),
         Peer("generate_batch", command("engine_generate_batch"), workloads="PD", dtypes=("float32",), rounds=1),
     ]

@@ -1,7 +1,7 @@
 """Running one suite for the command line: what ran where, the suite's own result, a table, a file.
 
 Knows which suites there are. Does not know what they measure: each is a module with `run(*, quick, say, ...)`, which
-returns what goes into the file, and `show(result)`, which makes of it something for the terminal.
+returns what goes into the file, and `table(result)`, which makes of it something for the terminal.
 """
 
 import inspect

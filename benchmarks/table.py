@@ -25,7 +25,12 @@ START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
 EVEN = 0.05
 
 OURS = "PagedKV Lab"
-PEERS = {"vllm": "vLLM", "generate": "transformers `generate`", "generate_batch": "transformers `generate_batch`"}
+PEERS = {
+    "vllm": "vLLM",
+    "generate": "transformers `generate`",
+    "generate_batch": "transformers `generate_batch`",
+    "modules": "ours on transformers' modules",
+}
 
 
 @dataclass(frozen=True)
@@ -174,10 +179,13 @@ def _versions(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _not_measured(results: dict[str, dict[str, Any]]) -> Iterator[str]:
+    lines = []
     for suite, result in results.items():
         for missing in result.get("not_measured", ()):
             where = "".join(f", {missing[key]}" for key in ("dtype", "workload") if missing.get(key))
-            yield f"Not measured in {suite}{where}: {PEERS.get(missing['peer'], missing['peer'])}, {missing['why']}."
+            peer = PEERS.get(missing["peer"], missing["peer"])
+            lines.append(f"Not measured in {suite}{where}: {peer}, {missing['why']}.")
+    yield from dict.fromkeys(lines)
 
 
 def updated(readme: str, results: dict[str, dict[str, Any]]) -> str:

@@ -9,10 +9,15 @@ from pagedkv_lab.engine import Engine, LoadedModel, SamplingParams, load_model
 from pagedkv_lab.sizing import GiB
 
 
-def load(folder: str, dtype: str):
+def load(folder: str, dtype: str, model_impl: str = "auto"):
     loaded = load_model(folder, dtype=dtype, device="cpu")
     # Token ids in, token ids out: nobody here turns tokens into text.
-    engine = Engine(LoadedModel(loaded.hf, None, loaded.name), max_model_len=2048, kv_cache_memory_bytes=2 * GiB)
+    engine = Engine(
+        LoadedModel(loaded.hf, None, loaded.name),
+        max_model_len=2048,
+        kv_cache_memory_bytes=2 * GiB,
+        model_impl=model_impl,
+    )
 
     def serve(prompts, max_tokens):
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
@@ -21,7 +26,11 @@ def load(folder: str, dtype: str):
 
     facts = {
         "threads": torch.get_num_threads(),
-        "options": {"attn_backend": engine.attn_backend, "block_size": engine.block_size},
+        "options": {
+            "attn_backend": engine.attn_backend,
+            "block_size": engine.block_size,
+            "model_impl": engine.runner.model_impl,
+        },
         "bytes": {"weights": loaded.weight_bytes, "kv_a_token": engine.plan.bytes_per_token},
     }
     return facts, serve
