@@ -180,7 +180,9 @@ class BlockManager:
             self.prefix_cache.forget(copy[1])
             self._copies.append(copy)
             self.used_slots += start - first * self.block_size
-        if num_new:
+        if num_new == 1:  # as it is in decode
+            self.prefix_cache.forget(table.append_block())
+        elif num_new:
             try:
                 table.append_blocks(num_new)
             finally:
@@ -313,7 +315,7 @@ class BlockManager:
         while len(keys) < num_blocks:
             parent, extra = (keys[-1], ()) if keys else (None, seq.extra_keys)
             start, end = len(keys) * size, num_blocks * size
-            if self._hash_block is hashing.hash_block and end - start > size:
+            if end - start > size and self._hash_block is hashing.hash_block:
                 keys += hashing.hash_blocks(parent, seq.token_ids[start:end], size, extra)
             else:
                 keys.append(self._hash_block(parent, seq.token_ids[start : start + size], extra))
@@ -322,12 +324,19 @@ class BlockManager:
     def _make_findable(self, holding: _Holding, num_full: int) -> None:
         """Insert the keys of the sequence's blocks that have become full, up to block `num_full`."""
         num_keyed = holding.num_keyed
-        keys = self._keys(holding.seq, num_full)[num_keyed:num_full]
-        blocks = holding.table.blocks[num_keyed:num_full]
+        keys, blocks = self._keys(holding.seq, num_full), holding.table.blocks
         # Noted before any is inserted, so that `abandon_step` finds them if a part fails half-way.
-        self._keyed_this_step += blocks
-        for block in self.prefix_cache.insert_many(keys, blocks):
-            self.allocator.mark_findable(block)
+        if num_full == num_keyed + 1:  # as it is in decode
+            key, block = keys[num_keyed], blocks[num_keyed]
+            self._keyed_this_step.append(block)
+            if self.prefix_cache.lookup(key) is None:
+                self.prefix_cache.insert(key, block)
+                self.allocator.mark_findable(block)
+        else:
+            full = blocks[num_keyed:num_full]
+            self._keyed_this_step += full
+            for block in self.prefix_cache.insert_many(keys[num_keyed:num_full], full):
+                self.allocator.mark_findable(block)
         holding.num_keyed = num_full
 
     def _blocks_in_use(self):
