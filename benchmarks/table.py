@@ -129,8 +129,23 @@ def blocks_rows(result: dict[str, Any]) -> Iterator[Row]:
         yield Row(row["operation"], ours, f"{best}: {times[best]:.2f}", times[best] / row["ours"], best)
 
 
+def attention_rows(result: dict[str, Any]) -> Iterator[Row]:
+    """One layer's attention: decode against contiguous tensors, cascade and prompts against our own next best way."""
+    against = {
+        "decode": ("contiguous", "contiguous tensors"),
+        "cascade": ("numba_paged without cascade", "without cascade"),
+        "prefill": ("torch_paged", "torch's kernels"),
+    }
+    for row in result["rows"]:
+        name, called = against[row["kind"]]
+        ms = {way: samples["median"] for way, samples in row["ms"].items()}
+        if "numba_paged" in ms and name in ms:
+            what = f"{row['kind']} attention, {row['case']}, {row['dtype']}"
+            yield Row(what, f"{ms['numba_paged']:.2f} ms", f"{called}: {ms[name]:.2f}", ms[name] / ms["numba_paged"])
+
+
 #: A suite's rows from its file.
-ROWS = {"blocks": blocks_rows, "engine": engine_rows, "scaling": scaling_rows}
+ROWS = {"blocks": blocks_rows, "attention": attention_rows, "engine": engine_rows, "scaling": scaling_rows}
 
 
 def _notes(results: dict[str, dict[str, Any]]) -> Iterator[str]:

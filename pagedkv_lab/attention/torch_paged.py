@@ -66,7 +66,13 @@ def paged_attention(
     block_size = key_pool.shape[1]
     decodes, prefills = workspace.once_a_step(
         ("torch_paged", block_size, sliding_window),
-        lambda: _plan(block_tables, list(context_lens), list(query_lens), block_size, sliding_window),
+        lambda: _plan(
+            block_tables,
+            [int(length) for length in context_lens],
+            [int(length) for length in query_lens],
+            block_size,
+            sliding_window,
+        ),
     )
     output = workspace.buffer("output", (*query.shape[:2], value_pool.shape[3]), query)
     num_kv_heads = key_pool.shape[2]

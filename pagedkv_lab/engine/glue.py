@@ -6,15 +6,13 @@ operators, which give the same numbers up to rounding.
 
 import ctypes
 import threading
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from pagedkv_lab.attention.numba_paged import HAS_NUMBA
 from pagedkv_lab.attention.threads import run_on_all_cores
-
-HAS_NUMBA = find_spec("numba") is not None
 
 #: Fewer numbers than this are done before another thread has woken up.
 _NUMBERS_A_THREAD = 16384

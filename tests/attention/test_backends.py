@@ -1,154 +1,28 @@
-"""Attention over a paged cache: the reference against attention over plain tensors, the others against it.
+"""Attention over a paged cache: the reference against attention over plain tensors, the others against it."""
 
-The pools here are as unpleasant as they get: blocks lie anywhere, and all that no sequence has written (other
-blocks, the rest of a half-filled one) is NaN, as is whatever a table has behind a sequence's last block.
-"""
-
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from batches import BATCHES, Batch, assert_right, make_batch, needs_numba, plain_attention, share_first_blocks
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pagedkv_lab.attention import BACKENDS, Workspace, choose_backend, reference, torch_paged
-from pagedkv_lab.sizing import blocks_for
+from pagedkv_lab.attention import BACKENDS, Workspace, choose_backend, numba_paged, reference, torch_paged
 
-
-@dataclass
-class Batch:
-    """Sequences in a pool, as a backend sees them, and their keys and values as plain tensors."""
-
-    query: torch.Tensor  # (T, Hq, D)
-    key_pool: torch.Tensor
-    value_pool: torch.Tensor
-    block_tables: torch.Tensor
-    context_lens: list[int]
-    query_lens: list[int]
-    options: dict[str, Any]
-    keys: list[torch.Tensor]  # of each sequence, (context_len, Hkv, D)
-    values: list[torch.Tensor]
-
-    def run(self, backend, **more: Any) -> torch.Tensor:
-        pools = (self.query, self.key_pool, self.value_pool, self.block_tables)
-        return backend(*pools, self.context_lens, self.query_lens, **self.options, **more)
-
-    def to(self, dtype: torch.dtype) -> "Batch":
-        def cast(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.to(dtype)
-
-        return Batch(
-            cast(self.query),
-            cast(self.key_pool),
-            cast(self.value_pool),
-            self.block_tables,
-            self.context_lens,
-            self.query_lens,
-            self.options,
-            [cast(key) for key in self.keys],
-            [cast(value) for value in self.values],
-        )
-
-
-def make_batch(
-    lengths: list[tuple[int, int]],
-    *,
-    block_size: int = 4,
-    num_kv_heads: int = 2,
-    group: int = 2,
-    key_dim: int = 8,
-    value_dim: int | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
-) -> Batch:
-    """lengths: (context, queries) a sequence. Keys and values are drawn at random, blocks dealt out at random."""
-    generator = torch.Generator().manual_seed(seed)
-    value_dim = value_dim or key_dim
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
-
-    needed = [blocks_for(context, block_size) for context, _ in lengths]
-    num_blocks = sum(needed) + 3
-    key_pool = torch.full((num_blocks, block_size, num_kv_heads, key_dim), float("nan"), dtype=dtype)
-    value_pool = torch.full((num_blocks, block_size, num_kv_heads, value_dim), float("nan"), dtype=dtype)
-    free = torch.randperm(num_blocks, generator=generator).tolist()
-    unused = free[sum(needed)]
-    # Two columns more than anybody needs; what stands behind a sequence's last block points to NaN.
-    tables = torch.full((len(lengths), max(needed) + 2), unused, dtype=torch.int32)
-    keys, values = [], []
-    for row, (context, _) in enumerate(lengths):
-        blocks = [free.pop() for _ in range(needed[row])]
-        tables[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-        keys.append(random(context, num_kv_heads, key_dim))
-        values.append(random(context, num_kv_heads, value_dim))
-        for position in range(context):
-            block, offset = blocks[position // block_size], position % block_size
-            key_pool[block, offset] = keys[-1][position]
-            value_pool[block, offset] = values[-1][position]
-    query = random(sum(queries for _, queries in lengths), num_kv_heads * group, key_dim)
-    return Batch(
-        query,
-        key_pool,
-        value_pool,
-        tables,
-        [context for context, _ in lengths],
-        [queries for _, queries in lengths],
-        {"scale": key_dim**-0.5, "sliding_window": sliding_window, "softcap": softcap},
-        keys,
-        values,
-    )
-
-
-# A sequence in decode, in its first prefill, or in a chunk behind what is cached.
-LENGTHS = st.sampled_from([1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 50]).flatmap(
-    lambda context: st.tuples(
-        st.just(context),
-        st.sampled_from(sorted({1, context, max(1, context - 1), max(1, context // 2), min(3, context)})),
-    )
-)
-
-BATCHES = st.builds(
-    make_batch,
-    st.lists(LENGTHS, min_size=1, max_size=6),
-    block_size=st.sampled_from([1, 4, 16]),
-    num_kv_heads=st.sampled_from([1, 2, 3]),
-    group=st.sampled_from([1, 2, 4]),
-    key_dim=st.sampled_from([4, 8]),
-    value_dim=st.sampled_from([None, 6]),
-    sliding_window=st.sampled_from([None, 1, 2, 5, 16, 100]),
-    softcap=st.sampled_from([None, 2.0]),
-    seed=st.integers(0, 1000),
-)
+#: What a backend computes in. The kernels of numba_paged know float32 and bfloat16 only.
+CASES = [
+    ("reference", torch.float64),
+    ("torch_paged", torch.float64),
+    pytest.param("numba_paged", torch.float32, marks=needs_numba),
+    pytest.param("numba_paged", torch.bfloat16, marks=needs_numba),
+]
+EVERY_BACKEND = pytest.mark.parametrize(("name", "dtype"), CASES)
 
 
 # The reference against attention over contiguous tensors
-
-
-def plain_attention(batch: Batch) -> torch.Tensor:
-    """The same, from the sequences' keys and values as they are: softmax(q k^T) v in one line a head."""
-    out = []
-    queries = batch.query.split(batch.query_lens)
-    for q, k, v, context in zip(queries, batch.keys, batch.values, batch.context_lens, strict=True):
-        group = q.shape[1] // k.shape[1]
-        for row in range(len(q)):
-            last = context - len(q) + row  # position of this query
-            window = batch.options["sliding_window"]
-            first = 0 if window is None else max(0, last - window + 1)
-            heads = []
-            for head in range(q.shape[1]):
-                scores = k[first : last + 1, head // group] @ q[row, head] * batch.options["scale"]
-                cap = batch.options["softcap"]
-                if cap is not None:
-                    scores = cap * (scores / cap).tanh()
-                heads.append(scores.softmax(0) @ v[first : last + 1, head // group])
-            out.append(torch.stack(heads))
-    return torch.stack(out)
 
 
 @settings(max_examples=60)
@@ -202,50 +76,63 @@ def test_a_backend_keeps_to_the_precision_of_the_pool(name, dtype, tolerance):
     agrees()
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@EVERY_BACKEND
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-def test_lengths_around_the_edge_of_a_block(name, block_size):
+def test_lengths_around_the_edge_of_a_block(name, dtype, block_size):
     around = sorted({1, max(1, block_size - 1), block_size, block_size + 1, 2 * block_size, 2 * block_size + 1})
     lengths = [(context, queries) for context in around for queries in {1, context}]
-    batch = make_batch(lengths, block_size=block_size)
+    batch = make_batch(lengths, block_size=block_size).to(dtype)
     got = batch.run(BACKENDS[name])
     assert not got.isnan().any()
-    torch.testing.assert_close(got, plain_attention(batch), rtol=1e-11, atol=1e-11)
+    assert_right(got, batch)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_a_decode_beside_a_prompt_beside_a_chunk_behind_cached_tokens(name):
-    batch = make_batch([(23, 1), (9, 9), (30, 7), (1, 1), (22, 1)], block_size=4, sliding_window=None)
-    torch.testing.assert_close(batch.run(BACKENDS[name]), plain_attention(batch), rtol=1e-11, atol=1e-11)
+@EVERY_BACKEND
+def test_a_decode_beside_a_prompt_beside_a_chunk_behind_cached_tokens(name, dtype):
+    batch = make_batch([(23, 1), (9, 9), (30, 7), (1, 1), (22, 1)], block_size=4, sliding_window=None).to(dtype)
+    assert_right(batch.run(BACKENDS[name]), batch)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_sequences_may_share_their_first_blocks(name):
+@EVERY_BACKEND
+def test_lengths_may_be_arrays_and_the_tables_a_view_of_something_larger(name, dtype):
+    """As the runner has them: rows of a table that is kept for all sequences, as wide as the longest may become."""
+    batch = make_batch([(23, 1), (9, 9), (30, 7), (1, 1)]).to(dtype)
+    width = batch.block_tables.shape[1]
+    kept = torch.full((7, width + 5), 10**6, dtype=torch.int32)
+    kept[2:6, :width] = batch.block_tables
+    batch.block_tables = kept[2:6, :width]
+    batch.context_lens, batch.query_lens = np.array(batch.context_lens), np.array(batch.query_lens)
+    assert_right(batch.run(BACKENDS[name]), batch)
+    # Turned over in memory, and of 64 bits.
+    batch.block_tables = batch.block_tables.long().T.contiguous().T
+    assert_right(batch.run(BACKENDS[name]), batch)
+
+
+@EVERY_BACKEND
+def test_sequences_may_share_their_first_blocks(name, dtype):
     batch = make_batch([(12, 1), (12, 12)], block_size=4)
-    # The second sequence's first two blocks are the first one's now: a prefix hit.
-    batch.block_tables[1, :2] = batch.block_tables[0, :2]
-    for plain in (batch.keys, batch.values):
-        plain[1] = torch.cat([plain[0][:8], plain[1][8:]])
-    torch.testing.assert_close(batch.run(BACKENDS[name]), plain_attention(batch), rtol=1e-11, atol=1e-11)
+    share_first_blocks(batch, [0, 1], 2)
+    batch = batch.to(dtype)
+    assert_right(batch.run(BACKENDS[name]), batch)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
-def test_queries_that_come_as_a_transposed_view_are_read_right(name):
+@EVERY_BACKEND
+def test_queries_that_come_as_a_transposed_view_are_read_right(name, dtype):
     """As transformers hands them over: (heads, tokens, dim) in memory."""
-    batch = make_batch([(9, 9), (5, 1), (12, 4)])
+    batch = make_batch([(9, 9), (5, 1), (12, 4)]).to(dtype)
     expected = batch.run(BACKENDS[name])
     batch.query = batch.query.transpose(0, 1).contiguous().transpose(0, 1)
     assert not batch.query.is_contiguous()
     torch.testing.assert_close(batch.run(BACKENDS[name]), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", BACKENDS)
+@EVERY_BACKEND
 @pytest.mark.parametrize("window", [1, 4, 5, 11, 12, 13])
-def test_a_sliding_window_counts_the_token_itself(name, window):
-    batch = make_batch([(12, 1), (12, 12), (12, 5)], sliding_window=window)
-    torch.testing.assert_close(batch.run(BACKENDS[name]), plain_attention(batch), rtol=1e-11, atol=1e-11)
+def test_a_sliding_window_counts_the_token_itself(name, dtype, window):
+    batch = make_batch([(12, 1), (12, 12), (12, 5)], sliding_window=window).to(dtype)
+    assert_right(batch.run(BACKENDS[name]), batch)
     # What lies outside may be anything: only the newest token sees position 12 - window.
-    decode = make_batch([(12, 1)], sliding_window=window)
+    decode = make_batch([(12, 1)], sliding_window=window).to(dtype)
     before = decode.run(BACKENDS[name])
     for position in range(12 - window):
         block = decode.block_tables[0, position // 4]
@@ -257,19 +144,20 @@ def test_a_sliding_window_counts_the_token_itself(name, window):
 # The workspace
 
 
-def test_a_workspace_changes_nothing_over_many_steps_of_any_shape():
+@EVERY_BACKEND
+def test_a_workspace_changes_nothing_over_many_steps_of_any_shape(name, dtype):
     workspace = Workspace()
     for step, lengths in enumerate(
         [[(17, 17)], [(18, 1), (40, 40)], [(3, 1)], [(50, 1), (50, 1), (4, 1), (9, 2)], [(2, 2)], [(19, 1)]]
     ):
         for window in (None, 6):
-            batch = make_batch(lengths, seed=step, sliding_window=window)
+            batch = make_batch(lengths, seed=step, sliding_window=window).to(dtype)
             workspace.begin_step()
-            got = batch.run(torch_paged.paged_attention, workspace=workspace)
-            torch.testing.assert_close(got, plain_attention(batch), rtol=1e-11, atol=1e-11)
+            assert_right(batch.run(BACKENDS[name], workspace=workspace), batch)
 
 
-def test_layers_of_different_shapes_and_windows_share_a_workspace_within_a_step():
+@EVERY_BACKEND
+def test_layers_of_different_shapes_and_windows_share_a_workspace_within_a_step(name, dtype):
     workspace = Workspace()
     workspace.begin_step()
     lengths = [(17, 1), (9, 9), (30, 4)]
@@ -278,13 +166,14 @@ def test_layers_of_different_shapes_and_windows_share_a_workspace_within_a_step(
         make_batch(lengths, seed=1, sliding_window=5),
         make_batch(lengths, seed=1, num_kv_heads=1, group=4, key_dim=4),
         make_batch(lengths, seed=1, sliding_window=5, softcap=3.0),
+        make_batch(lengths, seed=1, softcap=3.0),
     ]
-    for layer in layers:
-        layer.block_tables = layers[0].block_tables  # one table a step, whatever the layer
-        got = layer.run(torch_paged.paged_attention, workspace=workspace)
-        expected = layer.run(reference.paged_attention)
-        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
-        assert not got.isnan().any()
+    # The same sequences, so the same blocks, in every layer, and one table a step.
+    assert all(torch.equal(layer.block_tables, layers[0].block_tables) for layer in layers)
+    for layer in [*layers, *layers]:
+        layer.block_tables = layers[0].block_tables
+        layer = layer.to(dtype)
+        assert_right(layer.run(BACKENDS[name], workspace=workspace), layer)
 
 
 def test_a_growing_context_allocates_buffers_now_and_then_and_not_in_every_step():
@@ -379,9 +268,19 @@ def test_what_depends_on_the_tables_alone_is_worked_out_once_a_step(monkeypatch)
 # Choosing
 
 
-def test_the_backend_for_a_cpu_is_the_fast_one_unless_another_is_asked_for():
-    assert choose_backend() == ("torch_paged", torch_paged.paged_attention)
+@needs_numba
+def test_the_backend_for_a_cpu_is_the_compiled_one_unless_another_is_asked_for():
+    assert choose_backend() == ("numba_paged", numba_paged.paged_attention)
+    assert choose_backend(device="cuda") == ("torch_paged", torch_paged.paged_attention)
     assert choose_backend("reference") == ("reference", reference.paged_attention)
+    assert choose_backend("torch_paged") == ("torch_paged", torch_paged.paged_attention)
+
+
+def test_without_numba_the_backend_is_torch_s_and_who_asks_for_the_other_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(numba_paged, "HAS_NUMBA", False)
+    assert choose_backend() == ("torch_paged", torch_paged.paged_attention)
+    with pytest.raises(ValueError, match="pip install -U numba"):
+        choose_backend("numba_paged")
 
 
 def test_an_unknown_backend_is_refused_by_name_with_the_names_that_there_are():
