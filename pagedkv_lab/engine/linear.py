@@ -5,8 +5,8 @@ Knows a weight matrix and its bias. Does not know models.
 torch's own `F.linear` takes the weights as they lie, row after row, at every call. oneDNN's kernels want them
 in small tiles. Laying them out once costs a second copy of the weights in memory, and then a product with few
 rows runs as fast as the weights come from memory. Microseconds on two cores of an AMD EPYC (Zen 4, AVX-512), 576 to
-3,072 features, as `F.linear` takes them and packed: float32 603 and 240 with 1 row, 987 and 354 with 16 rows,
-39,700 and 33,100 with 2,048 rows; bfloat16 208 and 86, 341 and 199, 19,200 and 17,100.
+3,072 features, by `F.linear` and packed, in turn: float32 610 and 295 with 1 row, 814 and 406 with 16 rows, 39,400 and
+33,500 with 2,048 rows; bfloat16 217 and 136, 342 and 207, 17,400 and 16,700.
 
 The operators are those that torch's inductor calls. They have no stable Python name, so `can_pack` tries them on
 numbers, once for a dtype, and whoever asks goes on with `F.linear` where they are missing or wrong.

@@ -99,9 +99,8 @@ class ModelRunner:
         self._keeps_logits = "logits_to_keep" in inspect.signature(hf.forward).parameters
         self._llama = None
         try:
-            self.calls = self._probe()
-            self._choose(model_impl)
-            del self._own_logits
+            self.calls, own_logits = self._probe()
+            self._choose(model_impl, own_logits)
         finally:
             self.give_attention_back()  # once more: Ctrl-C may have come in the middle of it
 
@@ -184,8 +183,11 @@ class ModelRunner:
     # Finding out, before anything is served, whether this model can be
 
     @torch.inference_mode()
-    def _probe(self) -> list[LayerCall]:
-        """Run a few tokens, watch what each layer asks of its attention, and compare with the model's own result."""
+    def _probe(self) -> tuple[list[LayerCall], torch.Tensor]:
+        """Run a few tokens, watch what each layer asks of its attention, and compare with the model's own result.
+
+        Returns the layers' calls and the model's own logits, (2, vocab).
+        """
         config = self.hf.config.get_text_config(decoder=True)
         kinds = set(getattr(config, "layer_types", None) or ())
         if odd := kinds - {"full_attention", "sliding_attention"}:
@@ -193,11 +195,11 @@ class ModelRunner:
         if not getattr(self.hf, "_supports_attention_backend", False):
             raise self._refuse("its class doesn't let its attention be replaced (transformers' attention backends)")
 
-        self._own_logits = self._forward(*self._few_tokens())
+        own_logits = self._forward(*self._few_tokens())
         probe = Probe()
         try:
             with self._our_attention():
-                error = self._difference(probe)
+                error = self._difference(probe, own_logits)
         except UnsupportedModel as refusal:
             raise self._refuse(str(refusal)) from refusal
         calls = dict(probe.calls)
@@ -208,19 +210,19 @@ class ModelRunner:
             )
         if not error < self._tolerance:
             raise self._refuse(f"its logits differ from its own attention's by {error:.1%} of the largest one")
-        return [calls[i] for i in range(config.num_hidden_layers)]
+        return [calls[i] for i in range(config.num_hidden_layers)], own_logits
 
     @torch.inference_mode()
-    def _choose(self, model_impl: str) -> None:
+    def _choose(self, model_impl: str, own_logits: torch.Tensor) -> None:
         """Our own forward pass if there is one and it says what the model says; else the model's, made faster."""
         if model_impl == "auto" and (llama := make_llama(self.hf)):
             self._llama = llama
-            if self._difference(Probe()) < self._tolerance:
+            if self._difference(Probe(), own_logits) < self._tolerance:
                 return
             self._llama = None
         self._faster_modules = faster_modules(self.hf)
         with self._our_attention():
-            if self._faster_modules and not self._difference(Probe()) < self._tolerance:
+            if self._faster_modules and not self._difference(Probe(), own_logits) < self._tolerance:
                 self._faster_modules = []
 
     def _few_tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -229,10 +231,10 @@ class ModelRunner:
         positions = torch.arange(8, device=self.device)[None]
         return (positions * 7919 + 11) % vocab_size, positions, torch.tensor([3, 7], device=self.device)
 
-    def _difference(self, probe: Probe) -> float:
+    def _difference(self, probe: Probe, own_logits: torch.Tensor) -> float:
         """Between the model's own logits and those of the probe, over the largest one."""
         logits = self._forward(*self._few_tokens(), **{hf_attention.STEP: probe})
-        own = self._own_logits.float()
+        own = own_logits.float()
         return ((own - logits.float()).abs().max() / own.abs().max()).item()
 
     @property

@@ -162,7 +162,6 @@ def test_a_linear_layer_that_is_not_torch_s_own_runs_itself():
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_where_memory_for_a_packed_copy_is_short_the_weights_are_used_as_they_lie(name, monkeypatch):
-    monkeypatch.setattr(linear, "has_memory_for", lambda nbytes: False)
     monkeypatch.setattr("pagedkv_lab.engine.llama.has_memory_for", lambda nbytes: False)
     monkeypatch.setattr("pagedkv_lab.engine.modules.has_memory_for", lambda nbytes: False)
     engine = make(tiny_model(name))
