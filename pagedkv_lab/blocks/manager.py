@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pagedkv_lab.blocks import hashing
 from pagedkv_lab.blocks.allocator import BlockAllocator
+from pagedkv_lab.blocks.events import BlockEvent
 from pagedkv_lab.blocks.hashing import ExtraKeys
 from pagedkv_lab.blocks.prefix_cache import PrefixCache
 from pagedkv_lab.blocks.table import BlockTable
@@ -89,6 +90,8 @@ class BlockManager:
         self._keyed_this_step: list[int] = []
         self._copies: list[tuple[int, int]] = []
         self._freed_at = [0] * num_blocks
+        #: Called with a BlockEvent for each thing that happens to blocks, as it happens. They must not raise.
+        self.listeners: list[Callable[[BlockEvent], None]] = []
         self.step = 0
         #: Slots that hold a token of a living sequence; those of a shared block count once.
         self.used_slots = 0
@@ -140,6 +143,8 @@ class BlockManager:
         if self.enable_prefix_caching:
             self.queried_tokens += len(seq.token_ids)
             self.hit_tokens += num_skipped
+        if hits and self.listeners:
+            self._tell("hit", seq, hits, num_skipped)
         return num_skipped
 
     # A sequence grows
@@ -180,6 +185,9 @@ class BlockManager:
             self.prefix_cache.forget(copy[1])
             self._copies.append(copy)
             self.used_slots += start - first * self.block_size
+            if self.listeners:
+                self._tell("allocate", holding.seq, copy[1:])
+                self._tell("copy", holding.seq, copy)
         if num_new == 1:  # as it is in decode
             self.prefix_cache.forget(table.append_block())
         elif num_new:
@@ -187,6 +195,8 @@ class BlockManager:
                 table.append_blocks(num_new)
             finally:
                 self.prefix_cache.forget_many(table.blocks[num_old:])
+        if num_new and self.listeners:
+            self._tell("allocate", holding.seq, table.blocks[num_old:])
         if start < end:
             self.used_slots += end - start
             holding.num_filled = end
@@ -213,6 +223,8 @@ class BlockManager:
         for block in self._keyed_this_step:
             self.prefix_cache.forget(block)
             self.allocator.mark_findable(block, False)
+        if self._keyed_this_step and self.listeners:
+            self._tell("forget", None, self._keyed_this_step)
         # The step may have ended between taking a block and forgetting what it held before (Ctrl-C).
         for holding in self._holdings.values():
             self.prefix_cache.forget_many(holding.table.blocks[holding.num_keyed :])
@@ -231,6 +243,8 @@ class BlockManager:
         of = self._holdings[parent.seq_id]
         of.in_place_until = 0  # whoever writes next must look whether it is alone
         self._holdings[child.seq_id] = _Holding(child, of.table.fork(), of.num_filled, of.num_keyed)
+        if self.listeners:
+            self._tell("fork", child, of.table.blocks)
 
     def free(self, seq: SequenceLike) -> None:
         """Take back every block of the sequence. One that holds nothing is left alone.
@@ -248,7 +262,10 @@ class BlockManager:
         self.used_slots -= ref_counts[num_full : num_full + 1].count(1) * in_last
         for block in blocks:
             self._freed_at[block] = self.step
+        given_back = tuple(blocks) if self.listeners else ()
         holding.table.free_all()
+        if self.listeners:
+            self._tell("free", seq, given_back)
 
     # What the runner and the views see
 
@@ -274,7 +291,8 @@ class BlockManager:
         """A read-only picture of the pool, arrays by block. Costs nothing when nobody asks."""
         from pagedkv_lab.blocks.snapshot import take_snapshot
 
-        return take_snapshot(self, self._blocks_in_use(), self._freed_at)
+        tables = {seq_id: (holding.table.blocks, holding.num_filled) for seq_id, holding in self._holdings.items()}
+        return take_snapshot(self, tables, self._freed_at)
 
     def out_of_blocks(self, needed: int) -> OutOfBlocks:
         """The error to raise when nothing is left to preempt: the pool's numbers, three largest owners."""
@@ -306,6 +324,11 @@ class BlockManager:
 
     # Inside
 
+    def _tell(self, kind: str, seq: SequenceLike | None, blocks: Sequence[int], num_tokens: int = 0) -> None:
+        event = BlockEvent(kind, seq, tuple(blocks), num_tokens)
+        for listener in self.listeners:
+            listener(event)
+
     def _ref_counts(self, blocks: Sequence[int]) -> list[int]:
         return list(map(self.allocator.ref_count, blocks))
 
@@ -332,11 +355,16 @@ class BlockManager:
             if self.prefix_cache.lookup(key) is None:
                 self.prefix_cache.insert(key, block)
                 self.allocator.mark_findable(block)
+                if self.listeners:
+                    self._tell("findable", holding.seq, (block,))
         else:
             full = blocks[num_keyed:num_full]
             self._keyed_this_step += full
-            for block in self.prefix_cache.insert_many(keys[num_keyed:num_full], full):
+            inserted = self.prefix_cache.insert_many(keys[num_keyed:num_full], full)
+            for block in inserted:
                 self.allocator.mark_findable(block)
+            if inserted and self.listeners:
+                self._tell("findable", holding.seq, inserted)
         holding.num_keyed = num_full
 
     def _blocks_in_use(self):
