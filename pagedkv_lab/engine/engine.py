@@ -7,8 +7,9 @@ and the next step can run.
 
 import logging
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -86,6 +87,8 @@ class Engine:
         self._steps = self._finished = self._computed = self._output = self._preemptions = self._copied = 0
         self._queried = self._hits = 0  # of managers that had to be replaced
         self._seconds = 0.0
+        #: Called with each step's report, as views do; what they cost is not in `seconds`. One that raises is dropped.
+        self.listeners: list[Callable[[StepReport], None]] = []
         self._batch = BatchLayout()
         self._peak = (0, 0)
         self._start_pool()
@@ -108,7 +111,8 @@ class Engine:
         if params.stop:
             self.model.encode(params.stop[0])  # raises where there is no tokenizer to find strings with
         self._refuse_what_never_fits(len(token_ids), params)
-        request = Request(next(self._request_ids), token_ids, params, prompt if isinstance(prompt, str) else None)
+        text = prompt if isinstance(prompt, str) else None
+        request = Request(next(self._request_ids), token_ids, params, text, label=_label(prompt))
         seq = Sequence(
             next(self._seq_ids),
             request,
@@ -117,16 +121,77 @@ class Engine:
         )
         request.sequences.append(seq)
         with uninterrupted():
-            self._requests[request.request_id] = request
-            self._watch_text(seq)
-            try:
-                self.scheduler.add(seq)
-            except PartError:
-                del self._requests[request.request_id]
-                self._detokenizers.pop(seq.seq_id, None)
-                self._recover(broken_part=True)
-                raise
+            self._let_in(seq, lambda: self.scheduler.add(seq))
         return request.request_id
+
+    def fork(self, request_id: int, params: SamplingParams | None = None, *, index: int = 0) -> int:
+        """A new request that goes on from where output `index` of a request stands. Returns the new request's id.
+
+        It shares every block of the other one, the partly filled one too: whoever writes first copies it. Its own
+        params say how it goes on; greedily it says what its parent says. max_tokens counts from the prompt's end, and
+        so do both requests' outputs. To be called between steps.
+
+        Raises ValueError where there is no such unfinished output, or where params ask for what can't be had from there
+        (n > 1, fewer tokens than there are, a stop string that is in the text already); RequestTooLong as `add_request`
+        does, and where max_num_seqs sequences run.
+        """
+        of = self._requests.get(request_id)
+        parent = next((s for s in of.sequences if s.index == index and s.finish_reason is None), None) if of else None
+        if parent is None:
+            raise ValueError(f"request {request_id} has no unfinished output {index} to go on from")
+        params = params or replace(of.params, n=1)
+        if params.n > 1:
+            raise ValueError("a fork is one sequence: fork again for more, instead of n > 1")
+        if params.max_tokens <= parent.num_output_tokens:
+            raise ValueError(f"{parent.name} has {parent.num_output_tokens} output tokens already: raise max_tokens")
+        self._refuse_what_never_fits(parent.prompt_len, params)
+        detokenizer = None
+        if params.stop:
+            self.model.encode(params.stop[0])
+            detokenizer = Detokenizer(self.model.tokenizer, params.stop)
+            for token in parent.output_token_ids:
+                if detokenizer.push(token):
+                    raise ValueError(f"{parent.name} has said one of these stop strings already: {params.stop}")
+        holds_blocks = parent in self.scheduler.running and parent.num_computed_tokens > 0
+        places = sum(1 + running.forks_to_come for running in self.scheduler.running)
+        if holds_blocks and places >= self.config.max_num_seqs:
+            raise RequestTooLong(
+                f"{self.config.max_num_seqs} sequences run already (max_num_seqs), and a fork runs at once: wait until "
+                "one is done, or raise max_num_seqs."
+            )
+        request = Request(
+            next(self._request_ids), of.prompt_token_ids, params, of.prompt, of.arrival_time, of.first_token_time,
+            num_cached_tokens=of.num_cached_tokens, label=of.label,
+        )  # fmt: skip
+        child = parent.fork(next(self._seq_ids), 0, self._generator(request, 0))
+        child.request = request
+        request.sequences.append(child)
+
+        def share_and_run() -> None:
+            self.manager.fork(parent, child)
+            self.scheduler.add_fork(parent, child)
+
+        def queue_up() -> None:  # the parent holds no blocks: both are computed from the start, or found in the cache
+            child.num_computed_tokens = 0
+            self.scheduler.add(child)
+
+        with uninterrupted():
+            self._let_in(child, share_and_run if holds_blocks else queue_up)
+            if detokenizer:
+                self._detokenizers[child.seq_id] = detokenizer
+        return request.request_id
+
+    def _let_in(self, seq: Sequence, add: Callable[[], None]) -> None:
+        """Note a new request's first sequence and hand it to the scheduler; what breaks there leaves no trace."""
+        self._requests[seq.request.request_id] = seq.request
+        self._watch_text(seq)
+        try:
+            add()
+        except Exception:
+            del self._requests[seq.request.request_id]
+            self._detokenizers.pop(seq.seq_id, None)
+            self._recover(broken_part=True)
+            raise
 
     def abort(self, request_id: int) -> RequestOutput | None:
         """End a request now and take back its blocks. Returns what it had produced, or None if it isn't running."""
@@ -181,7 +246,7 @@ class Engine:
             total = sum(wanted.values())
             with tqdm(total=total, desc="generating", unit="token", delay=2, leave=False, disable=not use_tqdm) as bar:
                 while requests.keys() & self._requests.keys():
-                    report = self._step_for(requests)
+                    report = self.step_for(requests)
                     bar.update(sum(request_id in requests for request_id, *_ in report.tokens))
                     for output in report.finished:
                         if output.request_id in requests:
@@ -209,7 +274,7 @@ class Engine:
                 detokenizer = self._detokenizers.get(seq.seq_id)
             shown = 0
             while seq.finish_reason is None:
-                self._step_for([request_id])
+                self.step_for([request_id])
                 if detokenizer and seq.finish_reason is None and detokenizer.safe_length > shown:
                     begin, shown = shown, detokenizer.safe_length
                     yield detokenizer.text[begin:shown]
@@ -257,7 +322,7 @@ class Engine:
         self._preemptions += len(schedule.preempted)
         self._computed += schedule.num_tokens
         self._output += len(tokens)
-        return StepReport(
+        report = StepReport(
             step=self._steps,
             ran=ran,
             tokens=tuple(tokens),
@@ -269,9 +334,27 @@ class Engine:
             finished=tuple(finished),
             seconds=seconds,
         )
+        if self.listeners:
+            try:
+                self._tell(report)
+            except BaseException:  # Ctrl-C: this report reaches nobody, so the next one has what it had
+                self._undelivered = [*finished, *self._undelivered]
+                raise
+        return report
 
-    def _step_for(self, request_ids: Container[int]) -> StepReport:
-        """Run a step for these requests; the outputs of others wait for a report that is theirs."""
+    def _tell(self, report: StepReport) -> None:
+        """The step is over, and whatever the listeners do, its report must reach the caller."""
+        with uninterrupted():
+            for listener in tuple(self.listeners):
+                try:
+                    listener(report)
+                except Exception:
+                    logger.exception("a listener failed, and is not called any more")
+                    if listener in self.listeners:
+                        self.listeners.remove(listener)
+
+    def step_for(self, request_ids: Container[int]) -> StepReport:
+        """`step`, for one who waits for these requests: finished outputs of others stay for a report that is theirs."""
         report = self.step()
         self._undelivered += [output for output in report.finished if output.request_id not in request_ids]
         return report
@@ -422,13 +505,15 @@ class Engine:
             return False
 
     def _start_pool(self) -> None:
-        """A new manager over an empty pool, and a new scheduler."""
-        if hasattr(self, "manager"):
-            self._queried += self.manager.queried_tokens
-            self._hits += self.manager.hit_tokens
+        """A new manager over an empty pool, with the same listeners, and a new scheduler."""
+        before = getattr(self, "manager", None)
         self.manager = self.parts.make_manager(
             self.num_gpu_blocks, self.block_size, self.config.enable_prefix_caching
         )
+        if before is not None:
+            self._queried += before.queried_tokens
+            self._hits += before.hit_tokens
+            self.manager.listeners = before.listeners
         for seq in self._unfinished():
             seq.block_keys.clear()
         self._start_scheduler()
@@ -505,3 +590,11 @@ def _is_one_prompt(prompts: Any) -> bool:
     return isinstance(prompts, str | Mapping) or (
         len(prompts) > 0 and all(isinstance(p, Mapping) or hasattr(p, "__index__") for p in prompts)
     )
+
+
+def _label(prompt: Any) -> str | None:
+    """What a reader would call this prompt: the text, or the last message of a chat; None for token ids."""
+    if isinstance(prompt, str):
+        return prompt
+    last = prompt[-1]
+    return str(last.get("content", "")) if isinstance(last, Mapping) else None

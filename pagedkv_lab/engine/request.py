@@ -33,6 +33,7 @@ class Sequence:
         self.block_keys: list[Hashable] = []
         self.extra_keys, self.generator = extra_keys, generator
         self.forks_to_come = request.params.n - 1 if index == 0 else 0
+        self.parent_id: int | None = None  # the sequence that it was forked from
         self.num_preemptions = 0
         self.finish_reason: str | None = None
         self.text: str = ""
@@ -75,12 +76,13 @@ class Sequence:
         child.token_ids = list(self.token_ids)
         child.block_keys = list(self.block_keys)
         child.num_computed_tokens = self.num_computed_tokens
+        child.forks_to_come, child.parent_id = 0, self.seq_id
         return child
 
 
 @dataclass
 class Request:
-    """A prompt, what was asked of it, and the sequences that work on it."""
+    """A prompt, what was asked of it, and the sequences that work on it. label: what a view calls the prompt."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -91,6 +93,7 @@ class Request:
     finish_time: float | None = None
     num_cached_tokens: int | None = None
     sequences: list[Sequence] = field(default_factory=list)
+    label: str | None = None
 
     @property
     def is_finished(self) -> bool:
