@@ -1,12 +1,21 @@
-"""The sizing figures say the numbers that `sizing` computes, and come out the same each time."""
+"""Every figure comes out the same each time; the sizing figures say the numbers that `sizing` computes."""
 
+import matplotlib
+import numpy as np
 import pytest
+from looking import is_on_the_page, pixels
+from reports import step
 
 from pagedkv_lab import show
+from pagedkv_lab.show import figures
+from pagedkv_lab.show.style import INK
 from pagedkv_lab.sizing import BUILT_IN_SHAPES
 
 LENGTHS = [57, 300, 1040, 16]
 LLAMA = BUILT_IN_SHAPES["Llama-2-13B"]
+TABLES = {"A": [7, 2], "B": [7, 2]}
+TOKENS = {"A": list("abcde"), "B": list("abcde")}
+REPORTS = [step(1, ran=[(1, 0, 5, "prefill")]), step(2, ran=[(1, 0, 1, "decode")], finished=[1])]
 
 FIGURES = {
     "bytes_per_token": lambda: show.bytes_per_token(list(BUILT_IN_SHAPES.values()), ("float16", "int8")),
@@ -14,6 +23,19 @@ FIGURES = {
     "memory_by_kind": lambda: show.memory_by_kind({"a": {"weights": 26e9, "kept free": 8e9}}, 80e9),
     "users_that_fit": lambda: show.users_that_fit(10**10, 819_200, 2048, 16, 128),
     "waste_by_block_size": lambda: show.waste_by_block_size(LENGTHS, (8, 16, 32)),
+    "memory_over_time": lambda: figures.memory_over_time({"weights": [5e9] * 9, "filled": range(9), "free": [1e9] * 9}),
+    "footprint_over_time": lambda: figures.footprint_over_time({"paged": ([4, 8, 8], [1, 5, 7])}),
+    "block_table_arrows": lambda: figures.block_table_arrows(TABLES, TOKENS, block_size=4, num_blocks=9),
+    "copy_on_write": lambda: figures.copy_on_write(
+        (TABLES, TOKENS), (TABLES | {"B": [7, 3]}, TOKENS | {"B": [*"abcdef"]}), block_size=4
+    ),
+    "hash_chains": lambda: figures.hash_chains(
+        {"A": list("abcdefgh"), "B": list("abcdxyzwv")}, {"A": [b"12", b"34"], "B": [b"12", b"56"]}, block_size=4
+    ),
+    "attention_reads": lambda: figures.attention_reads([[29, 28, 9]], [[7, 2]], [6], block_size=4, num_blocks=9),
+    "schedule_gantt": lambda: figures.schedule_gantt(REPORTS),
+    "latency_distributions": lambda: figures.latency_distributions({"one": ([0.1, 0.2], [0.01, None])}),
+    "hit_rate_by_capacity": lambda: figures.hit_rate_by_capacity({"LRU": {100: 0.1, 1000: 0.4}}, no_limit=0.5),
 }
 
 
@@ -25,23 +47,34 @@ def test_a_figure_comes_out_the_same_each_time(name):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_drawing_changes_no_global_setting(name):
-    import matplotlib
-
     before = dict(matplotlib.rcParams)
     FIGURES[name]().png()
     assert dict(matplotlib.rcParams) == before
 
 
+def test_every_figure_is_tested_here():
+    assert set(FIGURES) == set(figures.__all__)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_page_is_transparent_and_text_is_legible_on_light_and_on_dark(name):
+    image = pixels(FIGURES[name]())
+    assert (image[:6, :6, 3] == 0).all()
+    ink = matplotlib.colors.to_rgb(INK)
+    assert ((np.abs(image[..., :3] - ink).max(axis=-1) < 0.02) & (image[..., 3] > 0.98)).any()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_says_what_it_shows_in_one_line_that_ends(name):
+    says = str(FIGURES[name]())
+    assert says.endswith(".")
+    assert "\n" not in says
+    assert not says.endswith("..")
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_nothing_is_drawn_beyond_the_edge(name):
-    figure = FIGURES[name]()
-    renderer = figure.canvas.get_renderer() if hasattr(figure.canvas, "get_renderer") else None
-    drawn = figure.get_tightbbox(renderer)
-    width, height = figure.get_size_inches()
-    assert drawn.x0 >= 0
-    assert drawn.y0 >= 0
-    assert drawn.x1 <= width
-    assert drawn.y1 <= height
+    assert is_on_the_page(FIGURES[name]())
 
 
 def test_bytes_per_token_says_each_model_in_each_dtype():

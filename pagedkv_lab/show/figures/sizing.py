@@ -173,4 +173,3 @@ def waste_by_block_size(lengths: Sequence[int], block_sizes: Sequence[int]) -> P
 def _attention(shape: ModelShape) -> str:
     factors = f"{shape.num_hidden_layers} layers × {shape.num_key_value_heads} KV heads × {shape.head_dim}"
     return f"{shape.attention_kind}, {factors}"
-
