@@ -1,41 +1,68 @@
 # %% [markdown]
 # # 00 · Start here
 #
-# **Three pupils send the same instructions and a question each. The first one costs the model 111 tokens of work. The second costs 15. Where did the other 96 go?**
+# **Three children ask for a story. The first one costs the model 119 tokens of work before it can begin. The second costs 22. Where did the other 96 go?**
 #
 # You run a language model on this machine, watch its memory fill block by block, and see three requests use the same blocks.
 #
 # Afterwards you can
 # - generate text with the course's engine and say what each step did,
-# - read a picture of the block pool: free, cached, in use, shared, partly filled,
+# - read the live picture of the block pool: free, cached, in use, shared, partly filled,
 # - put a part of your own into the engine, and read what a check says about it.
 #
-# 15 minutes. Needs nothing but the model that came with the course: no GPU, no network. Run a cell with Shift+Enter, or all of them with *Run ▸ Run All Cells* (half a minute).
+# 20 minutes. Needs nothing but the model that came with the course: no GPU, no network. Run a cell with Shift+Enter, or all of them with *Run ▸ Run All Cells* (under a minute).
 
 # %% [markdown]
-# ## 1. First, some text
+# ## 1. First, look
+#
+# The three ask at the same time. The storyteller's instructions are the same for everybody; the question is not. Run the cell and watch: this is the memory of a language model at work.
 
 # %%
 from pagedkv_lab import Engine, Parts, SamplingParams, load_model
 from pagedkv_lab.course import examine
-from pagedkv_lab.show import pool_picture, pool_text
+from pagedkv_lab.show import Playground, pool_picture, pool_text, record, replay, watch
 
-model = load_model("SmolLM2-135M-Instruct")  # the very first time, this unpacks the model: about 15 s
-lighthouse = [{"role": "user", "content": "Write two sentences about a lighthouse keeper."}]
+model = load_model("SmolLM2-135M-Instruct")
+
+storyteller = (
+    "You are a storyteller. You tell long, quiet stories about people and the work of their hands. You say what they "
+    "see, what they hear and what the weather is like. You give everybody a name and a place to live, you let small "
+    "things happen one after the other, and you never hurry to the end. Your listeners are ten years old, so you use "
+    "plain words. Do not use lists, do not use headings, and do not explain what the story means."
+)
+questions = ["Tell me about a lighthouse keeper.", "Tell me about a baker.", "Tell me about a woman who repairs clocks."]
+prompts = [
+    [{"role": "system", "content": storyteller}, {"role": "user", "content": question}] for question in questions
+]
 
 engine = Engine(model, num_gpu_blocks=64, max_model_len=1024)
+stories = watch(engine, prompts, SamplingParams(max_tokens=120))
+
+# %% [markdown]
+# *Each square is a block of memory with room for 16 tokens. A colour is a request, a ring with a number says how many requests share the block, and hatching means: free, but its contents can still be found.*
+#
+# In Jupyter the picture is live. Move the mouse over a block to see what is in it, click on one to follow its request through the pool, or use the arrow keys. (On GitHub and in exported pages you see a still.)
+#
+# There is the answer to the question at the top, in plain sight: the six blocks with a ring. How they came to be shared is what you find out now, one thing at a time.
+
+# %% [markdown]
+# ## 2. One request
+#
+# Text comes from a real model with 135 million numbers in it, computed on this machine, one token at a time. A *token* is a word or a piece of one.
+
+# %%
+lighthouse = [{"role": "user", "content": "Write two sentences about a lighthouse keeper."}]
+
 for piece in engine.stream(lighthouse, SamplingParams(max_tokens=60)):
     print(piece, end="", flush=True)
 
 # %% [markdown]
-# That came from a real model with 135 million numbers in it, computed on this machine, one token at a time. A *token* is a word or a piece of one.
-#
 # The model is small. It writes fluent sentences, it counts badly (there was one sentence, not two), and it gets facts wrong. For this course that does not matter: its memory works like that of a model a thousand times its size.
 #
 # Change the text in the cell above, and run it again.
 
 # %% [markdown]
-# ## 2. What the model keeps
+# ## 3. What the model keeps
 #
 # For each next token the model looks back at all tokens before it. Of each of them it needs two lists of numbers a layer, a *key* and a *value*. They never change once computed, so they are kept: that is the **KV cache**.
 #
@@ -45,7 +72,7 @@ for piece in engine.stream(lighthouse, SamplingParams(max_tokens=60)):
 print(engine.plan)
 
 # %% [markdown]
-# ## 3. Watch it fill
+# ## 4. Watch it fill
 #
 # A fresh engine, one request, and one step:
 
@@ -64,22 +91,13 @@ pool_picture(engine.snapshot())
 #
 # The first step computed the whole prompt at once: 38 tokens. That is **prefill**. They fill two blocks of 16 and take 6 slots of a third. The question was only eight words; the rest is the model's chat template: who speaks, and where a message ends.
 #
-# From now on each step computes one token. That is **decode**. When a block is full, the next token takes a new one from the pool. Watch the picture while the text grows:
+# From now on each step computes one token. That is **decode**. When a block is full, the next token takes a new one from the pool. Here are the next 29 steps:
 
-# %% tags=["nbval-ignore-output"]
-from IPython.display import display
-
-view = display(pool_picture(engine.snapshot()), display_id=True)
-while engine.has_unfinished_requests() and report.step < 30:
-    blocks_before = report.pool.used
-    report = engine.step()
-    if report.pool.used > blocks_before:
-        print(" ▮", end="")
-    print(model.decode([token for *_, token in report.tokens]), end="", flush=True)
-    view.update(pool_picture(engine.snapshot()))
+# %%
+_ = watch(engine, steps=29)
 
 # %% [markdown]
-# *Four blocks are full, and the fifth has begun. Each ▮ in the text marks the moment at which the request took a new block.*
+# *Four blocks are full, and the fifth has begun.*
 #
 # The request never said how long its answer would be. It did not have to: it takes memory as it grows, 16 tokens at a time. At any moment, all that is reserved and not used is the rest of one block.
 #
@@ -102,30 +120,18 @@ pool_picture(engine.snapshot())
 # %% [markdown]
 # *No block is in use any more. Four are hatched, 60 are empty.*
 #
-# All blocks are back. The hatched ones are free like the others, and yet their contents can still be found: that is the **prefix cache**. Only full blocks are kept in it. Chapter 04 shows why.
+# All blocks are back. The hatched ones are free like the others, and yet their contents can still be found: that is the **prefix cache**. Only full blocks are kept in it.
 
 # %% [markdown]
-# ## 4. Three requests, one prefix
+# ## 5. Three requests, one prefix
 #
-# A geography teacher for ten-year-olds. The instructions are the same for everybody; the question is not.
+# Now the three children again, in a fresh engine, and only the first step:
 
 # %%
-instructions = (
-    "You are a patient geography teacher. You answer every question in one short sentence, you name one fact that "
-    "a traveller would like to know, and you never guess. Your pupils are ten years old, so you use plain words. "
-    "If you do not know the answer, say so, and name a book or a map in which the answer can be found. Do not use "
-    "lists, do not use headings, and do not repeat the question."
-)
-questions = ["What is the capital of Italy?", "What is the capital of Japan?", "What is the longest river in Africa?"]
-prompts = [
-    [{"role": "system", "content": instructions}, {"role": "user", "content": question}] for question in questions
-]
-
 engine = Engine(model, num_gpu_blocks=64, max_model_len=1024)
 for prompt in prompts:
     engine.add_request(prompt, SamplingParams(max_tokens=40))
 
-answers = {}
 report = engine.step()
 for request, _, tokens, kind in report.ran:
     print(f"request {request}: {tokens} tokens computed ({kind})")
@@ -133,27 +139,33 @@ print(f"{report.hit_tokens} tokens were in the cache already")
 pool_picture(engine.snapshot())
 
 # %% [markdown]
-# *Six blocks carry a ring and a 3: three sequences hold them. Each sequence has one more block, of its own.*
+# *Six blocks carry a ring and a 3: three sequences hold them. Each sequence has two more blocks, of its own.*
 #
-# There is the answer to the question at the top. The prompts have 111, 111 and 112 tokens. Their first 96 are equal: six full blocks. The first request computed them. The other two found them, put the same six blocks into their own **block tables**, and computed 15 and 16 tokens.
+# That is the whole answer. The prompts have 119, 118 and 121 tokens, and their first 110 are equal. Those fill six blocks of 16, which are 96 tokens. The first request computed them. The other two found them, put the same six blocks into their own **block tables**, and computed 22 and 25 tokens. (The 14 tokens that are equal and lie in a seventh block are computed three times: only full blocks are shared. Chapter 04 shows why.)
 #
 # All three came in the same step, and still shared. The blocks are in memory once; the number in the ring is the **reference count**.
+#
+# Let them finish, and look at what each of them computed:
 
-# %% tags=["nbval-ignore-output"]
-view = display(pool_picture(engine.snapshot()), display_id=True)
-while engine.has_unfinished_requests():
-    report = engine.step()
-    answers |= {output.request_id: output for output in report.finished}
-    if report.step % 2 == 0:
-        view.update(pool_picture(engine.snapshot()))
-view.update(pool_picture(engine.snapshot()))
+# %%
+answers = {}
+with record(engine) as run:
+    while engine.has_unfinished_requests():
+        report = engine.step()
+        answers |= {output.request_id: output for output in report.finished}
 
 for output in answers.values():
     total, hit = len(output.prompt_token_ids), output.num_cached_tokens
     print(f"{output.text}\n    prompt {total} tokens = {hit} found + {total - hit} computed")
 
 # %% [markdown]
-# *All three are done; what they computed stays findable, hatched, until somebody needs the room.*
+# `run` has kept every step. Drag the slider to go back in time; nothing is computed for it. `run.save("stories.pagedkv")` keeps it in a file of a few kilobytes, and `run.to_html("stories.html")` makes a page of it that plays anywhere, without Python.
+
+# %%
+replay(run)
+
+# %% [markdown]
+# *When a request is done, its blocks go back; what they hold stays findable, hatched, until somebody needs the room.*
 #
 # Sharing must not change a single token. Hold it against an engine without a prefix cache, and against the model's own `generate` from the transformers library, which knows nothing of blocks:
 
@@ -173,7 +185,26 @@ print("same tokens as transformers' generate:", theirs[0, prompt_ids.shape[1] :]
 print(f"tokens computed: {engine.stats().computed_tokens} with the cache, {plain.stats().computed_tokens} without")
 
 # %% [markdown]
-# ## 5. Parts: what you will build
+# ## 6. Now you
+#
+# An engine to play with. The three stories are in it, and ten steps have run. Try, in this order:
+#
+# 1. **Run**, and watch blocks being taken as the stories grow. **Pause**, and **Step** through a few steps.
+# 2. While it runs, type a question of your own and press **Add**.
+# 3. Press **fork** on one of the cards: a second story goes on from there. It shares all blocks of the first; whoever writes into the last one first gets a copy of it. Find the copy in the log.
+# 4. In the settings, switch the prefix cache off and apply. How many prompt tokens are found now?
+# 5. Switch on the contiguous baseline. With the same memory, how many stories can it write at once, and how much of what it reserves does it use?
+
+# %%
+playground = Playground(Engine(model, num_gpu_blocks=64, max_model_len=512), prompts, max_tokens=150)
+playground.step(10)
+playground
+
+# %% [markdown]
+# *64 blocks are 1,024 slots. Contiguous reservation makes two rows of 512 of them, so the third story has to wait; in blocks, all three run, and half of the pool stays free.*
+
+# %% [markdown]
+# ## 7. Parts: what you will build
 #
 # The engine is put together from a few **parts**. Each has a small job and a small protocol. In the chapters to come you write them one by one, and each one goes into this engine, with this model.
 
@@ -212,7 +243,7 @@ engine = Engine(model, num_gpu_blocks=64, max_model_len=1024, parts=Parts(BlockA
 print(output.text)
 
 # %% [markdown]
-# It works for one pupil. Now two, one after the other. When the second one comes, the first one's blocks are free and findable, and so they are shared:
+# It works for one story. Now two, one after the other. When the second one comes, the first one's blocks are free and findable, and so they are shared:
 
 # %%
 from pagedkv_lab.errors import PartError
@@ -231,7 +262,7 @@ except PartError as error:
 # Note what happened to you: no nonsense, no crash, but a sentence that names your part, the call, and the two places to look at. The engine is still usable.
 
 # %% [markdown]
-# ## 6. Checks: how you know that a part is right
+# ## 8. Checks: how you know that a part is right
 #
 # A **check** takes your function or class, tries it, and says what is wrong with it by the smallest example. Here is how many blocks a number of tokens takes, with a mistake that many people make first:
 
@@ -256,7 +287,7 @@ examine("blocks_for", blocks_for)
 # In the exercises the call is `check(blocks_for=blocks_for)`. It says the same, and it remembers what you have passed. Below each exercise there are three hints to unfold. The exercises of this chapter are in `exercises/00_start_here`.
 
 # %% [markdown]
-# ## 7. Is this machine ready for the rest?
+# ## 9. Is this machine ready for the rest?
 #
 # `pagedkv doctor` in a terminal looks at everything that the course needs, and says what to do where something is missing. Here is its verdict:
 
