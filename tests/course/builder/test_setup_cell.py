@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path, PurePosixPath
 
 import nbformat
@@ -47,6 +48,13 @@ def colab(tmp_path, index):
 
 def of_colab(versions):
     return {name: version for name, version in versions.items() if name in OWN}
+
+
+def test_the_wheel_brings_the_browsers_half_of_the_live_view(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    of_the_package = {f"pagedkv_lab/show/web/{file.name}" for file in (ROOT / "pagedkv_lab/show/web").iterdir()}
+    assert of_the_package
+    assert of_the_package - names == set()
 
 
 def test_on_colab_an_uploaded_wheel_is_installed_and_colabs_own_packages_stay(colab, wheel):
