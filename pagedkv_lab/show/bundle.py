@@ -22,6 +22,7 @@ SCRIPTS = (
     "state.js",
     "player.js",
     "source.js",
+    "replay_source.js",
     "pull.js",
     "chips.js",
     "cards.js",
@@ -32,6 +33,8 @@ SCRIPTS = (
     "view.js",
     "main.js",
 )
+
+STYLES = ("base.css", "controls.css", "panels.css", "cards.css", "tip.css")
 
 
 @cache
@@ -49,7 +52,7 @@ def page_script() -> str:
 @cache
 def style() -> str:
     """All CSS."""
-    return read("style.css")
+    return "\n".join(read(name) for name in STYLES)
 
 
 def read(name: str) -> str:

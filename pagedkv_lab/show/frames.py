@@ -8,6 +8,7 @@ only when somebody asks for one.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ RATE_STEPS = 32
 
 #: What `details` says of a block whose contents were not seen: no key, no text.
 NOTHING_KNOWN = (None, "")
+
+#: Over all engines of a kernel: a view may be given another one, and must see that a frame is new.
+_serials = count(1)
 
 LogLine = tuple[int, str, tuple[int, ...]]  # step, what happened, the blocks that it names
 
@@ -72,7 +76,6 @@ class FrameSource:
         #: Asked at each frame for the engine beside this one; see `Frame.baseline`.
         self.baseline: Callable[[], dict[str, Any] | None] = lambda: None
         self.log: deque[LogLine] = deque(maxlen=LOG_LINES)
-        self._serial = 0
         self._step = engine.stats().steps
         self._unstamped: list[tuple[str, tuple[int, ...]]] = []
         self._new_lines = 0
@@ -81,6 +84,7 @@ class FrameSource:
         self._described: dict[int, int] = {}
         self._details: dict[int, tuple[str | None, str]] = {}
         self._changed_details: dict[int, tuple[str | None, str]] = {}
+        self._left_behind: dict[int, tuple[Sequence, int]] = {}  # block -> who gave it back, and the how manieth it was
         self._prompts: dict[int, str] = {}
         self._rates: deque[tuple[int, float]] = deque(maxlen=RATE_STEPS)
         self._history: list[tuple[int, int, int, int]] = []
@@ -106,11 +110,10 @@ class FrameSource:
         sequences = self._sequences(snapshot)
         self._describe(snapshot, sequences)
         self._stamp(self._step)
-        self._serial += 1
         details, self._changed_details = self._changed_details, {}
         new_lines, self._new_lines = self._new_lines, 0
         return Frame(
-            serial=self._serial,
+            serial=next(_serials),
             step=self._step,
             phase=phase,
             numbers=self._numbers(snapshot),
@@ -146,6 +149,8 @@ class FrameSource:
             # What lay there is going to be overwritten. `_describe` says with what, where the sequence is shown.
             self._details |= dict.fromkeys(blocks, NOTHING_KNOWN)
             self._changed_details |= dict.fromkeys(blocks, NOTHING_KNOWN)
+            for block in blocks:
+                self._left_behind.pop(block, None)
             if evicted:
                 self._findable.difference_update(evicted)
                 self._evictions += len(evicted)
@@ -168,6 +173,7 @@ class FrameSource:
             self._findable.difference_update(blocks)
         elif event.kind == "free":
             self._described.pop(seq.seq_id, None)
+            self._left_behind.update((block, (seq, i)) for i, block in enumerate(blocks) if block in self._findable)
             count = self._manager.allocator.ref_count
             back = [block for block in blocks if count(block) == 0]
             stay = sum(block in self._findable for block in back)
@@ -195,6 +201,7 @@ class FrameSource:
             self._described.clear()
             self._details.clear()
             self._changed_details.clear()
+            self._left_behind.clear()
         if self._on_event not in self._manager.listeners:  # the engine hands them on to its new manager
             self._manager.listeners.append(self._on_event)
         snapshot = self.engine.snapshot()
@@ -325,10 +332,17 @@ class FrameSource:
             for i in range(first, min(len(table), -(-computed // size))):
                 block, is_full = int(table[i]), (i + 1) * size <= computed
                 key = words.short_key(seq.block_keys[i]) if is_full and i < len(seq.block_keys) else None
-                if key is None or self._details.get(block, (None,))[0] != key:
-                    text = self._text(seq.token_ids[i * size : min((i + 1) * size, computed)])
-                    self._details[block] = self._changed_details[block] = (key, text)
+                if key is None or self._details.get(block, NOTHING_KNOWN)[0] != key:
+                    self._note(block, key, seq.token_ids[i * size : min((i + 1) * size, computed)])
             self._described[seq.seq_id] = computed
+        # Who came and went between two frames, or isn't shown, has left blocks that can be found.
+        for block, (seq, i) in self._left_behind.items():
+            if self._details.get(block, NOTHING_KNOWN) == NOTHING_KNOWN:
+                self._note(block, words.short_key(seq.block_keys[i]), seq.token_ids[i * size : (i + 1) * size])
+        self._left_behind.clear()
+
+    def _note(self, block: int, key: str | None, token_ids: list[int]) -> None:
+        self._details[block] = self._changed_details[block] = (key, self._text(token_ids))
 
     def _text(self, token_ids: list[int], *, special: bool = True) -> str:
         tokenizer = self.engine.model.tokenizer

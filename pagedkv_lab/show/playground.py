@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import traitlets
 
-from pagedkv_lab.engine import ContiguousEngine, Engine, LoadedModel, SamplingParams
+from pagedkv_lab.engine import ContiguousEngine, Engine, LoadedModel, SamplingParams, load_model
 from pagedkv_lab.engine.models import Prompt
 from pagedkv_lab.errors import PagedKVError
 from pagedkv_lab.show.view import EngineView, answer_block
@@ -69,7 +69,8 @@ class Playground(EngineView):
         suggestions: Sequence[str] = SUGGESTIONS,
     ):
         if not isinstance(engine, Engine):
-            engine = Engine(engine, num_gpu_blocks=256, max_model_len=1024)
+            model = engine if isinstance(engine, LoadedModel) else load_model(engine)
+            engine = Engine(model, num_gpu_blocks=256, max_model_len=min(1024, model.max_model_len))
         self._lock = threading.RLock()
         self._prompts: list[tuple[Prompt, SamplingParams]] = []
         self._suggestions, self._max_tokens = tuple(suggestions), max_tokens

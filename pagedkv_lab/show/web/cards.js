@@ -41,21 +41,30 @@ class CardList {
     this.on.resize();
   }
 
-  draw(state, followed) {
+  /** canAct: whether there is a kernel to do what fork and stop say. */
+  draw(state, { followed, canAct }) {
     const sequences = shownSequences(state.sequences);
     const capacity = this.capacity(state.meta.num_blocks);
     this.dropOthers(sequences);
     this.list.style.setProperty("--text-lines", linesFor(sequences.length));
-    sequences.forEach((sequence, i) => {
-      const card = this.cardOf(sequence.id);
-      const before = this.list.children[i] ?? null;
-      if (before !== card.node) this.list.insertBefore(card.node, before);
-      card.draw(sequence, state, { capacity, isFollowed: sequence.id === followed });
-    });
+    for (const sequence of sequences) {
+      this.cardOf(sequence.id).draw(sequence, state, { capacity, canAct, isFollowed: sequence.id === followed });
+    }
+    this.arrange(sequences);
     const { running, waiting, finished } = state.numbers;
     setText(this.counts, `${running} running · ${waiting} waiting · ${finished} finished`);
     this.empty.hidden = sequences.length > 0;
     setText(this.empty, this.emptyText);
+  }
+
+  /** In order. From the end on, so that only cards that change their place are touched: the others keep the focus. */
+  arrange(sequences) {
+    let next = null;
+    for (const { id } of [...sequences].reverse()) {
+      const { node } = this.cards.get(id);
+      if (node.parentNode !== this.list || node.nextSibling !== next) this.list.insertBefore(node, next);
+      next = node;
+    }
   }
 
   /** Chips that fit into one row. */
@@ -122,7 +131,7 @@ class Card {
     return this.actions;
   }
 
-  draw(sequence, state, { capacity, isFollowed }) {
+  draw(sequence, state, { capacity, canAct, isFollowed }) {
     this.sequence = sequence;
     const isOver = sequence.status === "finished" || sequence.status === "aborted";
     setAttribute(this.node, "data-status", sequence.status);
@@ -136,7 +145,7 @@ class Card {
     this.prompt.setTo(sequence.prompt);
     setText(this.text, sequence.text);
     this.drawTable(sequence, state, isFollowed ? null : capacity);
-    if (this.actions) this.drawActions(sequence, isOver);
+    if (this.actions) this.drawActions(sequence, isOver, canAct);
   }
 
   drawTable(sequence, state, capacity) {
@@ -147,9 +156,10 @@ class Card {
     else setText(this.noBlocks, NO_BLOCKS[sequence.status] ?? "no blocks");
   }
 
-  drawActions(sequence, isOver) {
+  drawActions(sequence, isOver, canAct) {
     this.actions.hidden = isOver;
-    this.fork.disabled = sequence.status !== "decode";
+    this.fork.disabled = !canAct || sequence.status !== "decode";
+    this.stop.disabled = !canAct;
     setAttribute(this.fork, "aria-label", `fork ${sequence.name}`);
     setAttribute(this.fork, "title", "A second sequence that shares all its blocks, until one of them writes.");
     setAttribute(this.stop, "aria-label", `stop request ${sequence.request}`);

@@ -74,9 +74,11 @@ class PromptForm {
     this.maxTokens = element("input", { type: "number", min: 1, max: 4096, value: source.settings.max_tokens ?? 64 });
     this.outputs = numberChoice([1, 2, 3, 4]);
     this.button = element("button", { type: "submit", class: "pkv-add" }, "Add");
-    this.clear = element("button", { type: "button", title: "Drop every request, and empty the pool.", onclick: () => source.clear() }, "Clear");
+    const clear = { type: "button", title: "Drop every request, and empty the pool.", onclick: () => source.clear() };
+    this.clear = element("button", clear, "Clear");
     const maxTokens = element("label", { title: "Longest answer, in tokens." }, "max tokens", this.maxTokens);
-    const outputs = element("label", { title: "Answers to this prompt; they share its blocks." }, "outputs", this.outputs);
+    const sharing = { title: "Answers to this prompt; they share its blocks." };
+    const outputs = element("label", sharing, "outputs", this.outputs);
     const form = element("form", { class: "pkv-ask", onsubmit: (event) => this.submit(event) });
     form.append(this.prompt, maxTokens, outputs, this.button, this.clear);
     this.suggestions = element("div", { class: "pkv-suggestions", role: "group", "aria-label": "suggested prompts" });
@@ -135,6 +137,8 @@ function numberChoice(numbers) {
   return element("select", {}, ...numbers.map((number) => element("option", { value: number }, String(number))));
 }
 
+const REBUILD_HINT = "Apply rebuilds the engine: sequences are dropped, and their prompts start again.";
+
 /** Settings that take effect by building another engine. */
 class SettingsPanel {
   constructor(host, source) {
@@ -154,7 +158,7 @@ class SettingsPanel {
       element("label", {}, caching, "prefix cache"),
       element("label", {}, baseline, "contiguous baseline beside it"),
       this.apply,
-      element("span", { class: "pkv-hint" }, "Apply rebuilds the engine: sequences are dropped, and their prompts start again."),
+      element("span", { class: "pkv-hint" }, REBUILD_HINT),
     );
     host.append(form);
   }

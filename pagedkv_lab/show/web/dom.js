@@ -84,7 +84,8 @@ const TAIL = 26;
 function middleCutText(className) {
   const [head, tail] = [element("span"), element("span")];
   const setTo = (text) => {
-    const cut = text.length <= SHORT ? text.length : Math.max(text.indexOf(" ", text.length - TAIL), text.length - TAIL);
+    const end = text.length - TAIL;
+    const cut = text.length <= SHORT ? text.length : Math.max(text.indexOf(" ", end), end);
     setText(head, text.slice(0, cut));
     setText(tail, text.slice(cut));
   };

@@ -3,13 +3,13 @@
 //
 // Knows a state's numbers. Does not know where a state comes from, nor the pool's drawing.
 
-/** The kinds of block: the count's name in `state.numbers`, its name here, what it looks like, and what it means. */
+/** The kinds of block: name of the count in `state.numbers`, name here, what it looks like, what it means. */
 const KINDS = [
   ["free", "free", { state: FREE, level: 0, holders: 0 }, "Nobody holds it, and nothing in it can be found."],
-  ["cached", "cached, free", { state: CACHED, level: 1, holders: 0 }, "Nobody holds it, but a prompt may still find it."],
+  ["cached", "cached, free", { state: CACHED, level: 1, holders: 0 }, "Nobody holds it; a prompt may still find it."],
   ["used", "in use", { state: USED, level: 1, holders: 1 }, "A sequence's block table lists it."],
-  ["shared", "shared", { state: USED, level: 1, holders: 2 }, "Several block tables list it; the number says how many."],
-  ["partial", "partly filled", { state: USED, level: 0.5, holders: 1 }, "The height is how many of its slots hold a token."],
+  ["shared", "shared", { state: USED, level: 1, holders: 2 }, "Several block tables list it: so many."],
+  ["partial", "partly filled", { state: USED, level: 0.5, holders: 1 }, "As high as it is full."],
 ];
 /** Marks of what has just happened to a block. */
 const MARKS = [
@@ -28,7 +28,8 @@ class Legend {
       return { count, look, swatch, number, node: legendEntry(swatch, label, help, number) };
     });
     const marks = MARKS.map(([mark, label, help]) => {
-      return legendEntry(element("i", { class: "pkv-mark", "data-mark": mark, "aria-hidden": "true" }), label, help, null);
+      const swatch = element("i", { class: "pkv-mark", "data-mark": mark, "aria-hidden": "true" });
+      return legendEntry(swatch, label, help, null);
     });
     this.isOld = true;
     this.select = choiceOf(["sequence", "state"], colourBy, onColourBy);
@@ -94,12 +95,13 @@ class Tiles {
   }
 
   draw({ numbers, meta }) {
-    const reserved = numbers.used * meta.block_size;
-    const speed = numbers.tokens_per_second;
-    this.fill(0, percent(numbers.utilization, 1), "reserved slots used", ofThem(numbers.used_slots, reserved));
-    this.fill(1, percent(numbers.hit_rate), "prompt tokens hit", meta.caching ? "in cached blocks" : "prefix cache off");
-    this.fill(2, speed === null ? "–" : String(Math.round(speed)), "tokens a second", plural(numbers.output_tokens, "token"));
-    this.fill(3, withCommas(numbers.preemptions), "preempted", `${numbers.copies} copied · ${numbers.evictions} evicted`);
+    const { utilization, hit_rate: hitRate, tokens_per_second: speed, copies, evictions } = numbers;
+    const slots = ofThem(numbers.used_slots, numbers.used * meta.block_size);
+    this.fill(0, percent(utilization, 1), "reserved slots used", slots);
+    this.fill(1, percent(hitRate), "prompt tokens hit", meta.caching ? "in cached blocks" : "prefix cache off");
+    const rate = speed === null ? "–" : String(Math.round(speed));
+    this.fill(2, rate, "tokens a second", plural(numbers.output_tokens, "token"));
+    this.fill(3, withCommas(numbers.preemptions), "preempted", `${copies} copied · ${evictions} evicted`);
   }
 
   fill(i, value, label, note) {

@@ -158,7 +158,7 @@ class View {
     for (const panel of this.panels) panel.draw(state);
     if (this.baseline) this.baseline.hidden = !state.baseline;
     if (state.baseline) for (const panel of this.baselinePanels) panel.draw(state);
-    this.cards?.draw(state, this.followed);
+    this.cards?.draw(state, { followed: this.followed, canAct: this.source.connected });
     this.announcer.say(this.source.said || stateSentence(state));
   }
 
