@@ -22,6 +22,7 @@ from pagedkv_lab.blocks.snapshot import PoolSnapshot
 from pagedkv_lab.engine.batch import BatchLayout
 from pagedkv_lab.engine.config import EngineConfig
 from pagedkv_lab.engine.detokenizer import Detokenizer
+from pagedkv_lab.engine.door import is_one_prompt, label, refuse_what_never_fits
 from pagedkv_lab.engine.guards import guard_attention
 from pagedkv_lab.engine.interrupts import uninterrupted
 from pagedkv_lab.engine.models import LoadedModel, Prompt, load_model
@@ -110,9 +111,9 @@ class Engine:
         token_ids = self.model.encode(prompt)
         if params.stop:
             self.model.encode(params.stop[0])  # raises where there is no tokenizer to find strings with
-        self._refuse_what_never_fits(len(token_ids), params)
+        refuse_what_never_fits(self.config, self.num_gpu_blocks, len(token_ids), params)
         text = prompt if isinstance(prompt, str) else None
-        request = Request(next(self._request_ids), token_ids, params, text, label=_label(prompt))
+        request = Request(next(self._request_ids), token_ids, params, text, label=label(prompt))
         seq = Sequence(
             next(self._seq_ids),
             request,
@@ -144,7 +145,7 @@ class Engine:
             raise ValueError("a fork is one sequence: fork again for more, instead of n > 1")
         if params.max_tokens <= parent.num_output_tokens:
             raise ValueError(f"{parent.name} has {parent.num_output_tokens} output tokens already: raise max_tokens")
-        self._refuse_what_never_fits(parent.prompt_len, params)
+        refuse_what_never_fits(self.config, self.num_gpu_blocks, parent.prompt_len, params)
         detokenizer = None
         if params.stop:
             self.model.encode(params.stop[0])
@@ -231,7 +232,7 @@ class Engine:
         Requests that were added before run along. Whatever interrupts this, its own requests leave no block
         behind.
         """
-        prompts = [prompts] if _is_one_prompt(prompts) else list(prompts)
+        prompts = [prompts] if is_one_prompt(prompts) else list(prompts)
         each = [params] * len(prompts) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts and {len(each)} sampling params: give one for all, or one each")
@@ -536,29 +537,7 @@ class Engine:
             return PartError("Scheduler", "schedule()", f"{first.name} waits, every block is free, and nobody runs")
         return self.manager.out_of_blocks(blocks_for(len(first.token_ids), self.block_size))
 
-    # Inside: the door
-
-    def _refuse_what_never_fits(self, prompt_len: int, params: SamplingParams) -> None:
-        limit = self.config.max_model_len
-        if prompt_len >= limit:
-            raise RequestTooLong(
-                f"The prompt has {prompt_len} tokens and max_model_len is {limit}: there is no room for output. "
-                "Shorten the prompt, or raise max_model_len."
-            )
-        # The last token's keys and values are never needed, so it takes no slot.
-        longest = min(prompt_len + params.max_tokens, limit) - 1
-        needed = blocks_for(longest, self.block_size)
-        if needed > self.num_gpu_blocks:
-            raise RequestTooLong(
-                f"The request may grow to {longest} tokens in the cache, which are {needed} blocks of "
-                f"{self.block_size}, and the whole pool has {self.num_gpu_blocks}. Lower max_tokens (now "
-                f"{params.max_tokens}), shorten the prompt ({prompt_len} tokens), or raise num_gpu_blocks."
-            )
-        if params.n > self.config.max_num_seqs:
-            raise RequestTooLong(
-                f"n = {params.n} sequences can't run at once with max_num_seqs = {self.config.max_num_seqs}: "
-                "lower n, or raise max_num_seqs."
-            )
+    # Inside: what a new sequence needs
 
     def _watch_text(self, seq: Sequence) -> None:
         if seq.params.stop:
@@ -583,18 +562,3 @@ class Engine:
         blocks = np.arange(num_blocks, dtype=np.int32)[None]
         self.runner.execute(StepInput(np.zeros_like(tokens), tokens, one, one, blocks, tokens, None, zero))
         self.runner.pool = None
-
-
-def _is_one_prompt(prompts: Any) -> bool:
-    """Text, a list of messages and a list of ids are one prompt; a list of any of those is many."""
-    return isinstance(prompts, str | Mapping) or (
-        len(prompts) > 0 and all(isinstance(p, Mapping) or hasattr(p, "__index__") for p in prompts)
-    )
-
-
-def _label(prompt: Any) -> str | None:
-    """What a reader would call this prompt: the text, or the last message of a chat; None for token ids."""
-    if isinstance(prompt, str):
-        return prompt
-    last = prompt[-1]
-    return str(last.get("content", "")) if isinstance(last, Mapping) else None
