@@ -16,7 +16,9 @@ from typing import Any
 
 from benchmarks.engine import BOUND, DTYPES
 from benchmarks.engine import OURS as PAGEDKV
+from benchmarks.peers.view_protocol import NO_VIEW, NOT_SHOWN, SHOWN
 from benchmarks.suites import SUITES
+from benchmarks.view import BROWSER, KERNEL, by_arm
 from pagedkv_lab.measure.timing import Machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -144,8 +146,33 @@ def attention_rows(result: dict[str, Any]) -> Iterator[Row]:
             yield Row(what, f"{ms['numba_paged']:.2f} ms", f"{called}: {ms[name]:.2f}", ms[name] / ms["numba_paged"])
 
 
+def view_rows(result: dict[str, Any]) -> Iterator[Row]:
+    """The engine's speed with a live view against its speed without one, and what a frame takes."""
+    pool = f"{result['size']['num_blocks']:,} blocks"
+    for place, where in ((KERNEL, ""), (BROWSER, ", drawn by a browser on the same cores")):
+        arms = by_arm(result, place)
+        for arm in (NOT_SHOWN, SHOWN):
+            if arm in arms:
+                with_it, without = arms[arm], arms[NO_VIEW]
+                how = "not shown" if arm == NOT_SHOWN else f"{with_it['frames_per_s']:.1f} frames a second{where}"
+                yield Row(
+                    f"live view, {pool}, {how}",
+                    f"{with_it['tokens_per_s']:.1f} tokens/s",
+                    f"no view: {without['tokens_per_s']:.1f}",
+                    with_it["ratio"],
+                )
+    for row in result["frames"]:
+        yield Row(f"a frame of the live view, {row['num_blocks']:,} blocks", f"{row['us']['median'] / 1e3:.2f} ms")
+
+
 #: A suite's rows from its file.
-ROWS = {"blocks": blocks_rows, "attention": attention_rows, "engine": engine_rows, "scaling": scaling_rows}
+ROWS = {
+    "blocks": blocks_rows,
+    "attention": attention_rows,
+    "engine": engine_rows,
+    "scaling": scaling_rows,
+    "view": view_rows,
+}
 
 
 def _notes(results: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -159,6 +186,11 @@ def _notes(results: dict[str, dict[str, Any]]) -> Iterator[str]:
             requests = f"{workload['requests']} request{'s' * (workload['requests'] != 1)}"
             yield f"{workload['name']} is {requests}, {prompts}, {workload['output_tokens']:,} out;"
         yield f"the same tokens as ours in {_equal_tokens(engine)}."
+    if view := results.get("view"):
+        size = view["size"]
+        sequences = f"{size['num_seqs']} sequences of {size['prompt_tokens']:,} tokens and more"
+        yield f"The live view is that of {size['model']}, {sequences}, which decode."
+        yield from view["notes"]
     yield ""
     for machine in dict.fromkeys(map(_machine, results.values())):
         here = [_when(suite, result) for suite, result in results.items() if _machine(result) == machine]

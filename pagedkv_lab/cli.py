@@ -128,7 +128,7 @@ def _course_build(
 
 @app.command("bench")
 def _bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="engine, attention, blocks or scaling.")],
+    suite: Annotated[str, typer.Argument(metavar="SUITE", help="engine, attention, blocks, scaling or view.")],
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file, too.")
     ] = None,

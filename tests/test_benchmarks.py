@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import engine, lineup, scaling, suites, table
+from benchmarks import engine, lineup, scaling, suites, table, view
 from benchmarks.engine import compare_tokens, measure
 from benchmarks.lineup import Lineup, Peer
+from benchmarks.peers.view_kernel import Rounds
+from benchmarks.peers.view_protocol import NO_VIEW, NOT_SHOWN, SHOWN
 from benchmarks.workers import Worker, WorkerDied
 from benchmarks.workloads import QUICK_WORKLOADS, WORKLOADS, Workload
 from pagedkv_lab.cli import main
@@ -481,6 +483,94 @@ def test_what_the_model_takes_is_no_overhead(monkeypatch):
     assert overhead == dict.fromkeys(overhead, 0.0)
 
 
+# The suite `view`
+
+
+def test_the_quick_view_suite_runs_in_a_kernel_and_does_without_a_browser(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PAGEDKV_CHROMIUM", "no-such-browser")
+    assert main(["bench", "view", "--quick", "--json", str(tmp_path / "out.json")]) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert {arm["place"] for arm in result["arms"]} == {"kernel"}
+    no_view, not_shown, shown = result["arms"]
+    assert [no_view["arm"], not_shown["arm"], shown["arm"]] == ["no view", "not shown", "shown"]
+    assert no_view["frames_per_s"] == not_shown["frames_per_s"] == 0
+    assert shown["arrived"] == shown["sent"] > 0
+    assert all(arm["tokens_per_s"] > 0 for arm in result["arms"])
+    [frame] = result["frames"]
+    assert frame["bytes"] > 7 * 4 * frame["num_blocks"]  # seven rows of int32, and what is beside them
+    [left_out] = result["not_measured"]
+    assert left_out["peer"] == "browser"
+    assert "a frame in the kernel" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def rounds():
+    """What runs in the kernel, without one: the view's messages go nowhere."""
+    made = Rounds("toy", num_blocks=256, num_seqs=2, prompt_tokens=32, threads=1, worker=os.getpid())
+    made.show()
+    return made
+
+
+def test_every_cell_begins_with_the_same_blocks_in_use(rounds):
+    first, second = (rounds.decode([NO_VIEW, SHOWN], turns=1, steps=20, pause_s=0) for _ in range(2))
+    assert first["blocks_in_use"] == second["blocks_in_use"] > 0
+
+
+def test_a_turn_notes_every_step_and_only_a_shown_view_pushes_frames(rounds):
+    done = rounds.decode([NO_VIEW, NOT_SHOWN, SHOWN], turns=2, steps=3, pause_s=0)
+    assert [len(turn["step_ms"]) for turns in done["turns"].values() for turn in turns] == [3] * 6
+    pushes = {arm: [len(turn["push_ms"]) for turn in turns] for arm, turns in done["turns"].items()}
+    assert pushes[NO_VIEW] == pushes[NOT_SHOWN] == [0, 0]
+    assert all(pushes[SHOWN])
+    # And one a turn when the view begins to follow, before the clock runs.
+    assert done["sent"] == sum(pushes[SHOWN]) + 2
+
+
+def test_nothing_follows_the_engine_when_nothing_is_shown(rounds):
+    rounds.decode([SHOWN], turns=1, steps=1, pause_s=0)
+    assert rounds.engine.listeners == rounds.engine.manager.listeners == []
+    rounds.engine.listeners.append(print)
+    try:
+        with pytest.raises(RuntimeError, match="no view: something follows the engine"):
+            rounds.decode([NO_VIEW], turns=1, steps=1, pause_s=0)
+    finally:
+        rounds.engine.listeners.clear()
+
+
+def turns(step_ms, push_ms=()):
+    seconds = (sum(step_ms) + sum(push_ms)) / 1e3
+    cpu_s = {"kernel": 2 * seconds, "server": 0.0, "browser": 0.0, "others": 0.0}
+    return [{"seconds": seconds, "step_ms": list(step_ms), "push_ms": list(push_ms), "cpu_s": cpu_s}]
+
+
+def test_a_step_is_the_median_step_and_its_share_of_the_frames():
+    assert view.step_ms(turns([80, 90, 1000])) == 90
+    assert view.step_ms(turns([80, 90, 1000], push_ms=[3, 6])) == 93
+
+
+def test_a_views_ratio_is_the_speed_with_it_over_that_without():
+    size = view.Size(num_seqs=16)
+    without, with_it = [turns([95, 95]), turns([95, 95])], [turns([97, 97], [6]), turns([97, 97], [6])]
+    summary = view._summary(with_it, without, size)
+    assert summary["tokens_per_s"] == pytest.approx(160)
+    assert summary["ratio"] == pytest.approx(0.95)
+    assert summary["ratio_of_cells"] == pytest.approx([0.95, 0.95])
+    assert summary["frames_per_s"] == pytest.approx(5)
+    assert summary["push_share"] == pytest.approx(0.03)
+    assert summary["cores"]["kernel"] == pytest.approx(2)
+
+
+def test_a_place_that_does_not_come_up_is_left_out_with_its_reason(said):
+    broken = view.Place("browser", (sys.executable, "-c", "raise RuntimeError('no luck')"))
+    missing = view.Place("elsewhere", (sys.executable, "-c", ""), needs=("no_such_package",))
+    result = view.measure((broken, missing), view.QUICK, said.append)
+    assert result["arms"] == []
+    assert result["not_measured"] == [
+        {"peer": "browser", "why": "it ended with status 1 (RuntimeError: no luck)"},
+        {"peer": "elsewhere", "why": "no_such_package is not installed"},
+    ]
+
+
 # README's table
 
 
@@ -545,6 +635,21 @@ BLOCKS = {
     ],
     "not_measured": [{"peer": "nano-vllm", "why": "not there"}],
 }  # fmt: skip
+VIEW = {
+    "suite": "view", "quick": False, "date": "2026-01-04", "commit": "abc1234", "threads": 2,
+    "machine": engine_result()["machine"], "versions": {"python": "3.11.7"},
+    "size": {"model": "SmolLM2", "num_blocks": 4096, "num_seqs": 16, "prompt_tokens": 896},
+    "arms": [
+        {"place": place, "arm": arm, "tokens_per_s": rate, "ratio": rate / 200, "frames_per_s": 9.4 * (arm == "shown")}
+        for place, arm, rate in (
+            ("kernel", "no view", 200.0), ("kernel", "not shown", 199.0), ("kernel", "shown", 196.0),
+            ("browser", "no view", 200.0), ("browser", "shown", 150.0),
+        )
+    ],
+    "frames": [{"num_blocks": 4096, "us": {"median": 1280.0}}],
+    "not_measured": [],
+    "notes": ["The browser draws without a GPU."],
+}  # fmt: skip
 
 
 def rows(*results):
@@ -575,6 +680,24 @@ def test_scaling_is_told_at_256_sequences_and_at_the_ends():
         "| step outside the model, 32 sequences of 8,192 tokens | 0.62 ms | of 128 tokens: 0.50 ms | 0.80× |  |",
         "| 1,024 requests to a toy model | 900 tokens/s | 64 requests: 1,000 | 0.90× |  |",
     ]
+
+
+def test_the_live_view_is_told_by_the_engines_speed_with_it():
+    assert rows(VIEW) == [
+        "| live view, 4,096 blocks, not shown | 199.0 tokens/s | no view: 200.0 | 0.99× |  |",
+        "| live view, 4,096 blocks, 9.4 frames a second | 196.0 tokens/s | no view: 200.0 | 0.98× |  |",
+        "| live view, 4,096 blocks, 9.4 frames a second, drawn by a browser on the same cores "
+        "| 150.0 tokens/s | no view: 200.0 | 0.75× |  |",
+        "| a frame of the live view, 4,096 blocks | 1.28 ms |  |  |  |",
+    ]
+    assert "The browser draws without a GPU." in table.block({"view": VIEW})
+
+
+def test_without_a_browser_the_live_views_table_says_so():
+    no_browser = [{"peer": "browser", "why": "no luck"}]
+    text = table.block({"view": VIEW | {"arms": VIEW["arms"][:3], "not_measured": no_browser}})
+    assert "drawn by a browser" not in text
+    assert "Not measured in view: browser, no luck." in text
 
 
 def test_under_the_table_stands_what_was_measured_where_and_what_was_not():

@@ -4,6 +4,7 @@ Knows what is in a frame. The colours are those of the other pictures: the backg
 that stands out from a white page and from a dark one.
 """
 
+import math
 import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -96,7 +97,7 @@ def _svg(
 
 def _columns(num_blocks: int) -> int:
     """A multiple of 8 that makes the grid at most `_MAX_HEIGHT` high, and about as wide as the page allows."""
-    columns = max(16, 8 * round(np.sqrt(num_blocks * _POOL_WIDTH / _MAX_HEIGHT) / 8))
+    columns = max(16, 8 * math.ceil(np.sqrt(num_blocks * _POOL_WIDTH / _MAX_HEIGHT) / 8))
     return min(columns, -(-num_blocks // 8) * 8)
 
 

@@ -84,7 +84,7 @@ class FrameSource:
         self._described: dict[int, int] = {}
         self._details: dict[int, tuple[str | None, str]] = {}
         self._changed_details: dict[int, tuple[str | None, str]] = {}
-        self._left_behind: dict[int, tuple[Sequence, int]] = {}  # block -> who gave it back, and the how manieth it was
+        self._left_behind: dict[int, tuple[Sequence, int]] = {}  # block -> whose it was, and its place in the table
         self._prompts: dict[int, str] = {}
         self._rates: deque[tuple[int, float]] = deque(maxlen=RATE_STEPS)
         self._history: list[tuple[int, int, int, int]] = []
@@ -332,17 +332,16 @@ class FrameSource:
             for i in range(first, min(len(table), -(-computed // size))):
                 block, is_full = int(table[i]), (i + 1) * size <= computed
                 key = words.short_key(seq.block_keys[i]) if is_full and i < len(seq.block_keys) else None
-                if key is None or self._details.get(block, NOTHING_KNOWN)[0] != key:
-                    self._note(block, key, seq.token_ids[i * size : min((i + 1) * size, computed)])
+                self._note(block, key, seq.token_ids[i * size : min((i + 1) * size, computed)])
             self._described[seq.seq_id] = computed
         # Who came and went between two frames, or isn't shown, has left blocks that can be found.
         for block, (seq, i) in self._left_behind.items():
-            if self._details.get(block, NOTHING_KNOWN) == NOTHING_KNOWN:
-                self._note(block, words.short_key(seq.block_keys[i]), seq.token_ids[i * size : (i + 1) * size])
+            self._note(block, words.short_key(seq.block_keys[i]), seq.token_ids[i * size : (i + 1) * size])
         self._left_behind.clear()
 
     def _note(self, block: int, key: str | None, token_ids: list[int]) -> None:
-        self._details[block] = self._changed_details[block] = (key, self._text(token_ids))
+        if key is None or self._details.get(block, NOTHING_KNOWN)[0] != key:
+            self._details[block] = self._changed_details[block] = (key, self._text(token_ids))
 
     def _text(self, token_ids: list[int], *, special: bool = True) -> str:
         tokenizer = self.engine.model.tokenizer

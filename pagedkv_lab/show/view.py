@@ -117,7 +117,8 @@ class EngineView(View):
 
     def end(self) -> None:
         """Stop following the engine. What is shown stays."""
-        self._source.close()
+        if source := getattr(self, "_source", None):  # ipywidgets closes one that could not be made, too
+            source.close()
 
     def close(self) -> None:
         """Take it off the page, and stop following."""
@@ -155,7 +156,7 @@ class PoolView(EngineView):
 
     def stop(self) -> None:
         """Don't follow the engine any more. Removing the last view in the browser does this."""
-        if self._is_shown:
+        if getattr(self, "_is_shown", False):
             self._is_shown = False
             self._source.close()
             if self._on_step in self.engine.listeners:
@@ -183,7 +184,7 @@ class PoolView(EngineView):
 def answer_block(view: View, source: FrameSource, message: dict[str, Any]) -> None:
     """Tell the browser what lies in the block that it asks for."""
     block = int(message["block"])
-    view.send({"kind": "details", "blocks": {str(block): list(source.details(block))}})
+    view.send({"kind": "details", "asked": True, "blocks": {str(block): list(source.details(block))}})
 
 
 def describe(engine: Engine) -> dict[str, Any]:

@@ -26,3 +26,15 @@ def test_start_here_runs_and_its_pool_can_be_run_on(open_notebook):
     view.wait_for_step(before + 3, seconds=60)
     view.press("Pause")
     view.wait_for_running(False)
+
+
+def test_what_changed_off_the_screen_is_there_when_the_reader_scrolls_to_it(open_notebook):
+    """A view draws while JupyterLab keeps it off the screen; its cards must not be left without their newest text."""
+    notebook = open_notebook(START_HERE)
+    notebook.run_all(seconds=200)
+    for kind in ("watch", "replay", "playground"):
+        view = LiveView(notebook.page, kind=kind)
+        view.canvas.locator.scroll_into_view_if_needed()
+        shown = view.root.locator(".pkv-status").evaluate_all("all => all.map(e => [e.textContent, e.innerText])")
+        assert shown
+        assert [seen for _, seen in shown] == [text for text, _ in shown]

@@ -188,7 +188,7 @@ const NO_BLOCKS = {
 
 /** Where the sequence stands, with the tokens it has. */
 function statusText({ status, computed, prompt_tokens: prompt, output_tokens: output }) {
-  if (status === "prefill") return `prefill ${computed} / ${prompt}`;
+  if (status === "prefill") return `prefill ${computed} / ${prompt + output}`; // after a preemption, output too
   if (status === "decode") return `decoding · ${prompt} + ${output}`;
   if (status === "finished") return `finished · ${prompt} + ${output}`;
   return STATUS_WORDS[status];

@@ -51,7 +51,7 @@ function chooseColumns(blocks, width, ratio) {
     let pitch = Math.min(biggest, GRID_HEIGHT / Math.ceil(blocks / columns), room / (columns - GAP));
     if (pitch < 14) pitch = Math.floor(pitch * ratio) / ratio; // uneven gaps would be seen
     const fill = ((columns * pitch) / room) ** (blocks < 48 ? 0.5 : 1.5);
-    const score = pitch * fill * (pitch < 14 || blocks % columns === 0 ? 1 : 0.8);
+    const score = pitch * fill * (pitch < 14 || blocks % columns === 0 ? 1 : blocks < 256 ? 0.7 : 0.8);
     if (score > best.score) best = { columns, pitch, score };
   }
   if (best.columns) return best;

@@ -42,7 +42,9 @@ async function showPage() {
   document.getElementById("pkv-page").prepend(root);
   new View(root, source);
   await source.load(fromBase64(document.getElementById("pkv-recording").textContent));
-  if (source.length) document.getElementById("pkv-fallback").remove();
+  if (!source.length) return;
+  document.getElementById("pkv-fallback").remove();
+  if (!reducedMotion()) source.toggle(); // what moves is what there is to see
 }
 
 /** The bytes; none for text that is not base64, which is no recording either. */

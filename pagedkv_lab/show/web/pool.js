@@ -7,7 +7,7 @@
 // cursors). So a frame costs one copy of the lower layer and a few lines, however many blocks there are.
 
 const MARK_FADES = 900; // ms until the mark of an event is gone
-const MARK_EVERY = 50; // ms from one picture of fading marks to the next: leaves the processor to the model
+const MARK_EVERY = 130; // ms from one picture of fading marks to the next: while frames come ten a second, they do it
 const ARROWS_UP_TO = 64; // blocks in a table that is drawn with arrowheads
 
 class PoolCanvas {

@@ -147,6 +147,7 @@ class LiveSource extends Source {
 
   receive(message) {
     if (message.kind === "details") this.takeDetails(message.blocks);
+    if (message.kind === "details" && !message.asked) return; // a frame follows at once, and one drawing is enough
     if (message.kind === "done") this.loop.done(message.ticket, message.more);
     if (message.kind === "say") this.said = message.text;
     if (message.kind === "error") {

@@ -16,6 +16,24 @@ const NO_KERNEL = {
   pool: "The kernel is gone: this is the last picture it sent.",
 };
 
+const WIDE = 760; // CSS px from which on the sequences stand beside the pool
+const NARROW = 700; // CSS px up to which the prompt has a row of its own
+
+/**
+ * Keep data-width at what CSS lays the view out by. Container queries would say the same in CSS, but in Chromium a
+ * view that changes while JupyterLab keeps it off the screen may then stay without its newest text.
+ */
+function watchWidth(root) {
+  const measure = () => {
+    const width = root.clientWidth;
+    if (width) root.dataset.width = width >= WIDE ? "wide" : width > NARROW ? "medium" : "narrow";
+  };
+  const observer = new ResizeObserver(measure);
+  observer.observe(root);
+  measure();
+  return () => observer.disconnect();
+}
+
 class View {
   /** root: an empty element. colourBy: "sequence" or "state", to begin with. */
   constructor(root, source, colourBy = "sequence") {
@@ -24,6 +42,7 @@ class View {
     this.controls = []; // with draw()
     this.build();
     this.stops = [
+      watchWidth(root),
       watchTheme(() => this.dress()),
       listenToKeys(root, source),
       source.subscribe(() => this.request()),
