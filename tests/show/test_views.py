@@ -269,7 +269,7 @@ def test_what_lies_in_a_block_is_told_on_the_side_and_when_asked_for(engine):
     assert told["kind"] == "details"
     assert set(told["blocks"]) == {"0", "1", "2"}
     view._handle_custom_msg({"do": "block", "block": 1}, [])
-    assert sent[-1] == {"kind": "details", "blocks": {"1": told["blocks"]["1"]}}
+    assert sent[-1] == {"kind": "details", "asked": True, "blocks": {"1": told["blocks"]["1"]}}
 
 
 # Where no browser runs it
