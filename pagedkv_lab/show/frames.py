@@ -144,21 +144,7 @@ class FrameSource:
         if seq is not None and seq.seq_id not in self._seen:
             self._seen[seq.seq_id] = seq
         if event.kind == "allocate":
-            evicted = [block for block in blocks if block in self._findable]
-            self._mark(blocks, ALLOCATED)
-            # What lay there is going to be overwritten. `_describe` says with what, where the sequence is shown.
-            self._details |= dict.fromkeys(blocks, NOTHING_KNOWN)
-            self._changed_details |= dict.fromkeys(blocks, NOTHING_KNOWN)
-            for block in blocks:
-                self._left_behind.pop(block, None)
-            if evicted:
-                self._findable.difference_update(evicted)
-                self._evictions += len(evicted)
-                self._mark(evicted, EVICTED)
-                left = self._manager.counts().cached
-                self.say(words.evicted(evicted, seq.name, left, oldest_first=self._evicts_oldest_first), evicted)
-            if len(blocks) > 1:  # one at a time, as sequences grow, would drown the rest
-                self.say(words.allocated(blocks, seq.name), blocks)
+            self._note_allocated(seq, blocks)
         elif event.kind == "hit":
             self._mark(blocks, HIT)
             self.say(words.hit(blocks, seq.name, event.num_tokens), blocks)
@@ -172,12 +158,32 @@ class FrameSource:
         elif event.kind == "forget":
             self._findable.difference_update(blocks)
         elif event.kind == "free":
-            self._described.pop(seq.seq_id, None)
-            self._left_behind.update((block, (seq, i)) for i, block in enumerate(blocks) if block in self._findable)
-            count = self._manager.allocator.ref_count
-            back = [block for block in blocks if count(block) == 0]
-            stay = sum(block in self._findable for block in back)
-            self.say(words.gave_back(seq.name, seq.finish_reason, len(back), stay))
+            self._note_given_back(seq, blocks)
+
+    def _note_allocated(self, seq: Sequence, blocks: tuple[int, ...]) -> None:
+        evicted = [block for block in blocks if block in self._findable]
+        self._mark(blocks, ALLOCATED)
+        # What lay there is going to be overwritten. `_describe` says with what, where the sequence is shown.
+        self._details |= dict.fromkeys(blocks, NOTHING_KNOWN)
+        self._changed_details |= dict.fromkeys(blocks, NOTHING_KNOWN)
+        for block in blocks:
+            self._left_behind.pop(block, None)
+        if evicted:
+            self._findable.difference_update(evicted)
+            self._evictions += len(evicted)
+            self._mark(evicted, EVICTED)
+            left = self._manager.counts().cached
+            self.say(words.evicted(evicted, seq.name, left, oldest_first=self._evicts_oldest_first), evicted)
+        if len(blocks) > 1:  # one at a time, as sequences grow, would drown the rest
+            self.say(words.allocated(blocks, seq.name), blocks)
+
+    def _note_given_back(self, seq: Sequence, blocks: tuple[int, ...]) -> None:
+        self._described.pop(seq.seq_id, None)
+        self._left_behind.update((block, (seq, i)) for i, block in enumerate(blocks) if block in self._findable)
+        count = self._manager.allocator.ref_count
+        back = [block for block in blocks if count(block) == 0]
+        stay = sum(block in self._findable for block in back)
+        self.say(words.gave_back(seq.name, seq.finish_reason, len(back), stay))
 
     def _on_step(self, report: StepReport) -> None:
         if self.engine.manager is not self._manager:

@@ -35,8 +35,9 @@ def forked(name: str, num_blocks: int) -> str:
 
 
 def gave_back(name: str, reason: str | None, num_blocks: int, num_findable: int) -> str:
-    """reason: the finish reason, or None for a sequence that has to give way and will be computed again."""
-    how = {None: "gives way", "abort": "aborted", "length": "finished (length)", "stop": "finished"}.get(reason, reason)
+    """reason: the finish reason, or None for one that goes back to the queue (it gave way, or its step failed)."""
+    names = {"abort": "aborted", "length": "finished (length)", "stop": "finished"}
+    how = "has to be computed again" if reason is None else names.get(reason, reason)
     stay = f", {num_findable} of them still findable" if num_findable else ""
     return f"{name} {how}: {_count(num_blocks, 'block')} back{stay}"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pagedkv_lab.show import Recording
+from pagedkv_lab.show import Recording, bundle
 
 ROOT = Path(__file__).parents[2]
 MEDIA = ROOT / "docs" / "media"
@@ -86,6 +86,12 @@ def test_page_needs_no_other_address(page):
     """But for the name of SVG, which looks like one."""
     assert set(re.findall(r"https?://[\w./-]+", page)) <= {"http://www.w3.org/2000/svg"}
     assert re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|#)""", page) == []
+
+
+def test_page_is_what_the_package_makes_today(page):
+    """Made again with `python scripts/make_media.py` when the live view's browser half has changed."""
+    assert bundle.style() in page
+    assert bundle.page_script() in page
 
 
 def test_page_is_of_a_real_model(recording):

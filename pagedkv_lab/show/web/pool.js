@@ -101,17 +101,20 @@ class PoolCanvas {
     this.tip.update(this.state, this.pointed, this.pointed === null ? null : grid.rect(this.pointed));
   }
 
-  /** What is new since the last frame: events to mark, blocks or a sequence that are gone. */
+  /**
+   * What is new since the last frame: events to mark, blocks or a sequence that are gone. An event has the step of the
+   * frame that first tells it, so after a far jump through a recording only the new place's own events are marked.
+   */
   takeFrame() {
     const { pool, step, serial } = this.state;
     const { painted } = this;
     const other = pool.n !== painted.blocks || step < painted.step;
-    const since = other || painted.step === null ? step - 1 : painted.step;
+    const isNewStep = other || step !== painted.step;
     if (other || reducedMotion()) this.marks.clear();
     const start = performance.now();
     for (let block = 0; block < pool.n; block += 1) {
       const event = pool.event[block];
-      if (event && pool.eventStep[block] > since) this.marks.set(block, { event, start });
+      if (event && isNewStep && pool.eventStep[block] === step) this.marks.set(block, { event, start });
     }
     if (this.pointed >= pool.n) this.pointed = null;
     this.cursor = Math.min(this.cursor, pool.n - 1);

@@ -61,7 +61,7 @@ class LiveSource extends Source {
   get phase() {
     if (this.kind !== "playground") return this.state?.phase ?? "idle";
     if (this.loop.running) return "running";
-    if (this.loop.ended || this.state?.phase === "done") return "done";
+    if (this.state?.phase === "done") return "done"; // not `loop.ended`: an error ends the loop with work left
     return this.state?.step ? "paused" : "idle";
   }
 
