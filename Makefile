@@ -9,12 +9,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BROWSER := $(VENV)/.browser
+TRITON := $(VENV)/.triton
 COLAB := .venv-colab
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 
+# A command that needs Triton; where there is none it is left out, in words, or a failure (CI).
+with_triton = if [ -e $(TRITON) ]; then $(1); else \
+	echo "NOT DONE, because Triton is missing: $(1)"; [ "$$PAGEDKV_REQUIRE_TRITON" != 1 ]; fi
+
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test lint unit browser notebooks check build test-colab-floor clean
+.PHONY: help lab demo test lint unit kernels browser notebooks check build aot gpu-check test-colab-floor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -25,13 +30,24 @@ lab: $(STAMP) ## JupyterLab on the first chapter; PORT=9000 chooses the port
 demo: $(STAMP) ## eight requests on a real model: contiguous, paged, paged with prefix cache
 	@$(BIN)/pagedkv demo
 
-test: lint unit browser notebooks check ## everything that CI runs
+test: lint unit kernels browser notebooks check ## everything that CI runs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 
-unit: $(STAMP)
+unit: $(STAMP) $(TRITON)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# The GPU kernels can't run here, but they can be compiled: each must fit the chips that it is launched on.
+kernels: $(STAMP) $(TRITON) ## compile a selection of the GPU kernels for GPUs that aren't here
+	@$(call with_triton,$(BIN)/python -m pagedkv_lab.attention.triton_aot)
+
+aot: $(STAMP) $(TRITON) ## compile every GPU kernel as it may ever be launched; 15 minutes, not part of test
+	@$(call with_triton,$(BIN)/python -m pagedkv_lab.attention.triton_aot --all)
+
+# No set-up: it needs what a machine with a GPU has, PyTorch, Triton, transformers and numpy.
+gpu-check: ## on a machine with a GPU: are the kernels right, and how fast; 6 minutes
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) scripts/gpu_check.py
 
 # One after the other: the browser, the server and the kernel that a test looks at fill two cores by themselves.
 browser: $(STAMP) $(BROWSER) ## the tests in a real browser; needs Chromium and says so where there is none
@@ -78,6 +94,10 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 # What drives a browser in tests: 165 MB that learners have no use for. Where it can't be had, those tests are skipped.
 $(BROWSER): $(STAMP)
 	@$(PIP) -c constraints.txt playwright && touch $@ || echo "playwright can't be installed here."
+
+# The GPU kernels' compiler, and the interpreter in which they are tested: 1 GB. There is none for macOS and Windows.
+$(TRITON): $(STAMP)
+	@$(PIP) '$(call pinned,triton)' && touch $@ || echo "Triton can't be installed here."
 
 $(COLAB)/.installed: $(STAMP) $(BROWSER) constraints-colab.txt
 	@rm -f $@

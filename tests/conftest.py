@@ -9,6 +9,8 @@ from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+# Triton's kernels run in its interpreter, on the CPU; it must know before it is imported.
+os.environ["TRITON_INTERPRET"] = "1"
 
 # A shell that starts the tests in the background has Ctrl-C ignored in them and in all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

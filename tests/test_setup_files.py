@@ -71,7 +71,8 @@ def test_every_constraint_is_one_exact_version():
 
 def test_what_make_installs_is_pinned_within_its_bounds():
     versions = {canonicalize_name(name): version for name, version in pins().items()}
-    for line in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["cpu"], *EXTRAS["dev"], *EXTRAS["browser"]]:
+    extras = [line for name in ("lab", "cpu", "gpu", "dev", "browser") for line in EXTRAS[name]]
+    for line in [*PROJECT["dependencies"], *extras]:
         requirement = Requirement(line)
         assert versions[canonicalize_name(requirement.name)] in requirement.specifier
 
@@ -340,7 +341,7 @@ class Machine:
         self.bin.mkdir()
         (self.bin / "dirname").symlink_to(shutil.which("dirname"))
         self.add("id", f"echo {user}")
-        self.add("make", 'echo "make $* with PAGEDKV_REQUIRE_BROWSER=$PAGEDKV_REQUIRE_BROWSER" >> "$LOG"')
+        self.add("make", 'echo "make $* with $PAGEDKV_REQUIRE_BROWSER and $PAGEDKV_REQUIRE_TRITON" >> "$LOG"')
         for program in programs:
             self.add(program, f'echo "{program} $*" >> "$LOG"')
 
@@ -358,7 +359,7 @@ class Machine:
         return self.log.read_text().splitlines(), done.stdout + done.stderr
 
 
-TESTS = "make test with PAGEDKV_REQUIRE_BROWSER=1"
+TESTS = "make test with 1 and 1"  # PAGEDKV_REQUIRE_BROWSER and PAGEDKV_REQUIRE_TRITON
 
 
 def test_ci_installs_a_browser_where_there_is_none(tmp_path):

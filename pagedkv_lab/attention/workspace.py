@@ -27,6 +27,10 @@ class Workspace:
             self._step[key] = make()
         return self._step[key]
 
+    def put(self, key: Hashable, made: Any) -> None:
+        """What `once_a_step(key, ...)` finds in this step: for one who has made it already."""
+        self._step[key] = made
+
     def buffer(self, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """An uninitialised tensor of this shape, with the dtype and device of `like`. Overwritten by the next
         call under the same name."""
