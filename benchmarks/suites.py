@@ -17,7 +17,7 @@ from rich.console import Console
 
 from pagedkv_lab.measure.timing import machine, num_threads, versions
 
-SUITES = ("engine", "attention", "blocks", "scaling", "view")
+SUITES = ("engine", "attention", "blocks", "scaling", "view", "perplexity")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -165,6 +165,22 @@ def view_rows(result: dict[str, Any]) -> Iterator[Row]:
         yield Row(f"a frame of the live view, {row['num_blocks']:,} blocks", f"{row['us']['median'] / 1e3:.2f} ms")
 
 
+def perplexity_rows(result: dict[str, Any]) -> Iterator[Row]:
+    """What a quantized cache costs in quality and saves in bytes, against the model's own type."""
+    exact, *quantized = result["rows"]
+    for row in quantized:
+        yield Row(
+            f"perplexity, keys and values in {row['cache']}: {_token_bytes(row)}",
+            f"{row['perplexity']:.3f} ({row['increase']:+.3f} ± {row['standard_error']:.3f})",
+            f"{result['dtype']}, {_token_bytes(exact)}: {exact['perplexity']:.3f}",
+        )
+
+
+def _token_bytes(row: dict[str, Any]) -> str:
+    data, scales = row["data_bytes_per_token"], row["scale_bytes_per_token"]
+    return f"{data:,.0f}{f' + {scales:,.0f}' * bool(scales)} bytes a token"
+
+
 #: A suite's rows from its file.
 ROWS = {
     "blocks": blocks_rows,
@@ -172,6 +188,7 @@ ROWS = {
     "engine": engine_rows,
     "scaling": scaling_rows,
     "view": view_rows,
+    "perplexity": perplexity_rows,
 }
 
 
@@ -191,6 +208,10 @@ def _notes(results: dict[str, dict[str, Any]]) -> Iterator[str]:
         sequences = f"{size['num_seqs']} sequences of {size['prompt_tokens']:,} tokens and more"
         yield f"The live view is that of {size['model']}, {sequences}, which decode."
         yield from view["notes"]
+    if perplexity := results.get("perplexity"):
+        text = f"{perplexity['predicted_tokens']:,} predicted tokens of `benchmarks/{perplexity['text']}`"
+        yield f"Perplexity is that of {perplexity['model']} on {text}, computed in pieces of one block of"
+        yield f"{perplexity['block_size']} tokens; ± is one standard error; bytes are those of data + scales."
     yield ""
     for machine in dict.fromkeys(map(_machine, results.values())):
         here = [_when(suite, result) for suite, result in results.items() if _machine(result) == machine]

@@ -128,7 +128,9 @@ def _course_build(
 
 @app.command("bench")
 def _bench(
-    suite: Annotated[str, typer.Argument(metavar="SUITE", help="engine, attention, blocks, scaling or view.")],
+    suite: Annotated[
+        str, typer.Argument(metavar="SUITE", help="engine, attention, blocks, scaling, view or perplexity.")
+    ],
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the results to this file, too.")
     ] = None,
@@ -193,6 +195,13 @@ def _plan(
     tokens: Annotated[int, typer.Option(help="Tokens of each sequence, prompt and output together.")],
     dtype: Annotated[str, typer.Option(help="Type of weights and cache, for example bfloat16.")] = "float16",
     block_size: Annotated[int, typer.Option(help="Tokens a block.")] = 16,
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            help="What keys and values are kept in: auto (--dtype), int8 or int4 (half and a quarter of 16 bits, "
+            "apart from scales)."
+        ),
+    ] = "auto",
     max_model_len: Annotated[
         int | None,
         typer.Option(help="Tokens that contiguous allocation reserves a user.", show_default="the model's own"),
@@ -219,6 +228,7 @@ def _plan(
         block_size=block_size,
         gpu_memory_utilization=gpu_memory_utilization,
         max_model_len=max_model_len,
+        kv_cache_dtype=kv_cache_dtype,
     )
     if json_file:
         numbers = plan.as_dict() | {"verdict": verdict(plan)}

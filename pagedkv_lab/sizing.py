@@ -203,6 +203,62 @@ def block_table_bytes(num_tokens: int, block_size: int, bytes_per_entry: int = 4
     return blocks_for(num_tokens, block_size) * bytes_per_entry
 
 
+@dataclass(frozen=True)
+class KVQuantization:
+    """A cache whose numbers have `bits` bits (8 or 4), each group of them a scale of its own in float16.
+
+    Values share a scale by token and head. Keys do, too, with key_axis "token"; with "channel" it is one for each
+    channel of a head and block, and a block is kept in full precision, in a tail, until it is full. In 4 bits a
+    group has a zero besides, as large as the scale.
+    """
+
+    bits: int
+    key_axis: str = "token"
+
+    @property
+    def has_tails(self) -> bool:
+        """Whether partly filled blocks are kept in full precision."""
+        return self.key_axis == "channel"
+
+    def num_tails(self, max_num_seqs: int) -> int:
+        """Tails that are enough for so many running sequences: a step may fill one block of each and begin another."""
+        return 2 * max_num_seqs if self.has_tails else 0
+
+    def check(self, key_dim: int, value_dim: int) -> None:
+        """Raises ValueError where heads of so many numbers can't be packed."""
+        for what, dim in (("keys", key_dim), ("values", value_dim)):
+            if self.bits == 4 and dim % 2:
+                raise ValueError(
+                    f"kv_cache_dtype int4 packs two numbers of a head in a byte, and these {what} have {dim} a head: "
+                    "take int8"
+                )
+
+    def data_bytes(self, kv_heads: int, key_dim: int, value_dim: int) -> int:
+        """Bytes of one token's numbers in one layer."""
+        return kv_heads * (key_dim + value_dim) * self.bits // 8
+
+    def scale_bytes(self, kv_heads: int, key_dim: int, block_size: int) -> int:
+        """Bytes of one block's scales (and zeros) in one layer."""
+        by_token = block_size * kv_heads
+        groups = by_token + (kv_heads * key_dim if self.has_tails else by_token)
+        return groups * (2 if self.bits == 8 else 4)
+
+
+#: vLLM's option `kv_cache_dtype`: None is the model's own type.
+KV_CACHE_DTYPES: dict[str, KVQuantization | None] = {
+    "auto": None,
+    "int8": KVQuantization(8, "token"),
+    "int4": KVQuantization(4, "channel"),
+}
+
+
+def kv_quantization(kv_cache_dtype: str) -> KVQuantization | None:
+    """What `kv_cache_dtype` stands for. Raises ValueError for a name that isn't in KV_CACHE_DTYPES."""
+    if kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ValueError(f"kv_cache_dtype must be {', '.join(KV_CACHE_DTYPES)}, not {kv_cache_dtype!r}")
+    return KV_CACHE_DTYPES[kv_cache_dtype]
+
+
 def human_bytes(num_bytes: float) -> str:
     """`num_bytes` with a binary unit and three digits: "800 KiB", "1.56 GiB"."""
     for unit, size in (("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):

@@ -117,7 +117,10 @@ def test_version(run):
         (["plan"], "Missing argument 'MODEL_OR_CONFIG' (see pagedkv plan --help)"),
         (["plan", "TinyLlama", "--users"], "Option '--users' requires an argument"),
         (["bench"], "Missing argument 'SUITE' (see pagedkv bench --help)"),
-        (["bench", "nope"], "there is no suite 'nope'; choose one of engine, attention, blocks, scaling, view"),
+        (
+            ["bench", "nope"],
+            "there is no suite 'nope'; choose one of engine, attention, blocks, scaling, view, perplexity",
+        ),
         (["bench", "engine", "--vllm-python", "/nowhere/python"], "--vllm-python: there is no /nowhere/python"),
         (["bench", "scaling", "--json", "/nowhere/out.json"], "/nowhere/out.json: No such file or directory"),
     ],

@@ -4,9 +4,10 @@ Knows layers, blocks and slots (slot = block x block_size + offset). Does not kn
 may write where; it does as it is told.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 
@@ -53,6 +54,23 @@ class KVPool:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def start_anew(self, is_in_use: Callable[[int], bool]) -> None:
+        """No block holds anything any more: nothing to do here. A quantized pool has books to keep."""
+
+    def begin_step(
+        self,
+        copies: Sequence[tuple[int, int]],
+        write_slots: np.ndarray,
+        block_tables: np.ndarray,
+        context_lens: np.ndarray,
+    ) -> None:
+        """What a step needs before its first layer: the block copies. The arrays are those of `StepInput`."""
+        self.copy_blocks(copies)
+
+    def read(self, layer: int, block_tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Keys, values and block tables to attend with: here the pool as it is."""
+        return self.keys[layer], self.values[layer], block_tables
 
     def write(self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put one token into each slot. slots: (T,) int64; key: (T, num_kv_heads, key_dim), value likewise."""

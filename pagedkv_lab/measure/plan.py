@@ -16,9 +16,9 @@ from pagedkv_lab.sizing import (
     contiguous_bytes,
     contiguous_requests_that_fit,
     dtype_bytes,
+    kv_quantization,
     num_blocks_that_fit,
     paged_bytes,
-    paged_requests_that_fit,
 )
 
 
@@ -28,7 +28,9 @@ class Plan:
 
     Sizes are in bytes. `memory_bytes` is all of the device's memory; `gpu_memory_utilization` (0 to 1) is the
     share of it that weights and cache may take. Contiguous allocation reserves `max_model_len` tokens for a
-    user; None takes the longest sequence that the model was made for.
+    user; None takes the longest sequence that the model was made for. `kv_cache_dtype` is the engine's option: "auto"
+    keeps keys and values in `dtype`, "int8" and "int4" quantize them, with scales beside the data and, for int4,
+    partly filled blocks in `dtype` (tails).
 
     Raises ValueError for numbers that make no sense, in the command line's words.
     """
@@ -41,9 +43,13 @@ class Plan:
     block_size: int = 16
     gpu_memory_utilization: float = 0.9
     max_model_len: int | None = None
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         dtype_bytes(self.dtype)
+        if quantization := kv_quantization(self.kv_cache_dtype):
+            for layers in self.model.kv_layers:
+                quantization.check(layers.key_dim, layers.value_dim)
         for option in ("users", "tokens", "block_size", "max_model_len"):
             value = getattr(self, option)
             if value is not None and not 1 <= value <= 10**12:
@@ -90,15 +96,53 @@ class Plan:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool that fits into `cache_bytes`."""
-        return num_blocks_that_fit(self.cache_bytes, self.block_size, self.bytes_per_token)
+        """Blocks of the pool that fits into `cache_bytes`, beside the users' tails."""
+        beside_tails = self.cache_bytes - self.users * self.tail_bytes_per_user
+        return num_blocks_that_fit(beside_tails, self.block_size, self.bytes_per_token)
 
     # What a user takes.
 
     @property
-    def bytes_per_token(self) -> int:
-        """One token in the cache, over all layers."""
+    def cache_dtype(self) -> str:
+        """What a number of a key or value is kept in."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def data_bytes_per_token(self) -> int:
+        """One token's keys and values, over all layers; scales apart."""
+        return sum(layers.bytes_per_token(self.cache_dtype) for layers in self.model.kv_layers)
+
+    @property
+    def scale_bytes_per_token(self) -> int | Fraction:
+        """One token's share of its block's scales, over all layers. 0 where nothing is quantized."""
+        quantization = kv_quantization(self.kv_cache_dtype)
+        if quantization is None:
+            return 0
+        of_a_block = sum(
+            layers.layers * quantization.scale_bytes(layers.kv_heads, layers.key_dim, self.block_size)
+            for layers in self.model.kv_layers
+        )
+        return _whole(Fraction(of_a_block, self.block_size))
+
+    @property
+    def bytes_per_token(self) -> int | Fraction:
+        """One token in the cache, over all layers, scales included."""
+        return self.data_bytes_per_token + self.scale_bytes_per_token
+
+    @property
+    def plain_bytes_per_token(self) -> int:
+        """What one token would take in `dtype`."""
         return sum(layers.bytes_per_token(self.dtype) for layers in self.model.kv_layers)
+
+    @property
+    def tails_per_user(self) -> int:
+        """Partly filled blocks that are kept in `dtype` for each user."""
+        quantization = kv_quantization(self.kv_cache_dtype)
+        return quantization.num_tails(1) if quantization else 0
+
+    @property
+    def tail_bytes_per_user(self) -> int:
+        return self.tails_per_user * self.block_size * self.plain_bytes_per_token
 
     @property
     def blocks_per_user(self) -> int:
@@ -108,12 +152,12 @@ class Plan:
     @property
     def contiguous_bytes_per_user(self) -> int:
         """The longest sequence allowed, reserved up front."""
-        return contiguous_bytes(1, self.longest, self.bytes_per_token)
+        return math.ceil(contiguous_bytes(1, self.longest, self.bytes_per_token))
 
     @property
     def paged_bytes_per_user(self) -> int:
-        """Whole blocks, as many as the tokens need."""
-        return paged_bytes([self.tokens], self.block_size, self.bytes_per_token)
+        """Whole blocks, as many as the tokens need, and the tails."""
+        return int(paged_bytes([self.tokens], self.block_size, self.bytes_per_token)) + self.tail_bytes_per_user
 
     # What comes of it.
 
@@ -125,7 +169,7 @@ class Plan:
     @property
     def paged_users(self) -> int:
         """Users that fit at once when each takes blocks as it needs them."""
-        return paged_requests_that_fit(self.cache_bytes, self.tokens, self.block_size, self.bytes_per_token)
+        return max(0, self.cache_bytes) // self.paged_bytes_per_user
 
     @property
     def fits(self) -> bool:
@@ -159,7 +203,11 @@ class Plan:
             "stored_weight_bytes": self.model.stored_bytes,
             "weight_bytes": self.weight_bytes,
             "usable_bytes": self.usable_bytes,
-            "kv_bytes_per_token": self.bytes_per_token,
+            "kv_cache_dtype": self.kv_cache_dtype,
+            "kv_bytes_per_token": _plain(self.bytes_per_token),
+            "kv_data_bytes_per_token": self.data_bytes_per_token,
+            "kv_scale_bytes_per_token": _plain(self.scale_bytes_per_token),
+            "kv_tail_bytes_per_user": self.tail_bytes_per_user,
             "kv_cache_bytes": self.cache_bytes,
             "num_gpu_blocks": self.num_blocks,
             "blocks_per_user": self.blocks_per_user,
@@ -179,3 +227,13 @@ class Plan:
             "memory_needed_bytes": self.memory_needed_bytes,
             "notes": list(self.model.notes),
         }
+
+
+def _whole(number: Fraction) -> int | Fraction:
+    """As an int where it is one."""
+    return number.numerator if number.denominator == 1 else number
+
+
+def _plain(number: int | Fraction) -> int | float:
+    """As JSON can hold it."""
+    return number if isinstance(number, int) else float(number)

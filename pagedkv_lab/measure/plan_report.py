@@ -35,11 +35,14 @@ def verdict(plan: Plan) -> str:
 
 def rows(plan: Plan) -> list[tuple[str, str]]:
     """The plan line by line as (what, arithmetic), in the order in which one would reckon it by hand."""
-    token = human_bytes(plan.bytes_per_token)
-    block = human_bytes(plan.block_size * plan.bytes_per_token)
-    parts = [layers.arithmetic(plan.dtype) for layers in plan.model.kv_layers]
-    total = f"{plan.bytes_per_token:,} bytes = {token} a token"
-    arithmetic = [("A token's cache", f"{' + '.join(parts)} = {total}")]
+    token = human_bytes(float(plan.bytes_per_token))
+    block = human_bytes(float(plan.block_size * plan.bytes_per_token))
+    parts = [layers.arithmetic(plan.cache_dtype) for layers in plan.model.kv_layers]
+    data = f"{' + '.join(parts)} = {plan.data_bytes_per_token:,} bytes"
+    is_quantized = plan.kv_cache_dtype != "auto"
+    arithmetic = [("A token's cache", data + " of data" if is_quantized else f"{data} = {token} a token")]
+    if is_quantized:
+        arithmetic += _quantized_rows(plan, token)
 
     if plan.model.num_parameters is None:
         weights = f"{human_bytes(plan.weight_bytes)}, as its files are stored"
@@ -54,6 +57,8 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
     arithmetic.append(("Weights", weights))
 
     free = human_bytes(plan.memory_bytes - plan.usable_bytes)
+    tails = f" beside the tails of {_count(plan.users, 'user')}" * bool(plan.tails_per_user)
+    of_tails = f" + {human_bytes(plan.tail_bytes_per_user)} of tails" * bool(plan.tails_per_user)
     arithmetic += [
         (
             "Memory to use",
@@ -63,7 +68,7 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
         (
             "Cache",
             f"{human_bytes(plan.usable_bytes)} - {human_bytes(plan.weight_bytes)} of weights = "
-            f"{human_bytes(plan.cache_bytes)}" + (f" = {plan.num_blocks:,} blocks" * (plan.num_blocks > 0)),
+            f"{human_bytes(plan.cache_bytes)}" + (f" = {plan.num_blocks:,} blocks{tails}" * (plan.num_blocks > 0)),
         ),
         (
             "Contiguous",
@@ -74,7 +79,7 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
         (
             "Paged",
             f"{plan.tokens:,} tokens / {plan.block_size} = {_count(plan.blocks_per_user, 'block')} "
-            f"x {block} = {human_bytes(plan.paged_bytes_per_user)} a user; "
+            f"x {block}{of_tails} = {human_bytes(plan.paged_bytes_per_user)} a user; "
             f"x {plan.users:,} = {human_bytes(plan.users * plan.paged_bytes_per_user)}",
         ),
         (
@@ -85,16 +90,44 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
     ]
     if plan.cache_bytes > 0:
         served = _count(min(plan.users, plan.paged_users), "user")
+        paged = f"{plan.num_blocks:,} blocks / {plan.blocks_per_user:,}"
+        if plan.tails_per_user:
+            paged = f"{human_bytes(plan.cache_bytes)} / {human_bytes(plan.paged_bytes_per_user)}"
         arithmetic += [
             (
                 "Users that fit",
                 f"contiguous {plan.contiguous_users:,} = {human_bytes(plan.cache_bytes)} / "
-                f"{human_bytes(plan.contiguous_bytes_per_user)}; paged {plan.paged_users:,} = "
-                f"{plan.num_blocks:,} blocks / {plan.blocks_per_user:,}",
+                f"{human_bytes(plan.contiguous_bytes_per_user)}; paged {plan.paged_users:,} = {paged}",
             ),
             ("Left", f"{human_bytes(plan.left_bytes)} beside {served}, paged"),
         ]
     return arithmetic + [("Note", note) for note in plan.model.notes]
+
+
+def _quantized_rows(plan: Plan, token: str) -> list[tuple[str, str]]:
+    """What a quantized token weighs besides its data, and what that is of a plain one."""
+    scales, total, plain = plan.scale_bytes_per_token, plan.bytes_per_token, plan.plain_bytes_per_token
+    found = [
+        (
+            "Its scales",
+            f"{float(scales):,g} bytes, blocks of {plan.block_size}: "
+            f"{plan.data_bytes_per_token:,} + {float(scales):,g} bytes = {token} a token",
+        ),
+        (
+            f"Beside {plan.dtype}",
+            f"{plain:,} bytes a token: the data are {plan.data_bytes_per_token / plain:.3g} of that, "
+            f"with scales {float(total / plain):.3g}",
+        ),
+    ]
+    if plan.tails_per_user:
+        found.append(
+            (
+                "Tails",
+                f"{plan.tails_per_user} partly filled blocks a user in {plan.dtype} x {plan.block_size} tokens x "
+                f"{human_bytes(plain)} = {human_bytes(plan.tail_bytes_per_user)} a user",
+            )
+        )
+    return found
 
 
 def _count(number: int, what: str) -> str:
@@ -104,7 +137,8 @@ def _count(number: int, what: str) -> str:
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:
     """Print the plan: with colours and wrapped in a terminal, as plain lines anywhere else."""
     file = file or sys.stdout
-    title = f"{plan.model.name} ({plan.model.attention}, {plan.dtype}) on {plan.memory_bytes / 1e9:.4g} GB"
+    cache = "" if plan.kv_cache_dtype == "auto" else f", cache in {plan.kv_cache_dtype}"
+    title = f"{plan.model.name} ({plan.model.attention}, {plan.dtype}{cache}) on {plan.memory_bytes / 1e9:.4g} GB"
     if not file.isatty():
         lines = [title, *(f"{what + ':':<16} {how}" for what, how in rows(plan)), f"Verdict: {verdict(plan)}"]
         print("\n".join(lines), file=file)

@@ -134,6 +134,75 @@ def test_layers_of_different_sizes_are_added_up():
     assert "25 layers x 4 KV heads x 256 numbers x 2 bytes + 2 (key" in dict(rows(plan))["A token's cache"]
 
 
+# Quantized caches.
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "share"), [("int8", 2), ("int4", 4)])
+@pytest.mark.parametrize("name", sorted(BUILT_IN_SHAPES))
+def test_apart_from_scales_a_quantized_token_takes_half_and_a_quarter_of_16_bits(name, kv_cache_dtype, share):
+    plan = plan_of(name, kv_cache_dtype=kv_cache_dtype)
+    assert plan.data_bytes_per_token * share == plan_of(name).bytes_per_token == plan.plain_bytes_per_token
+    assert plan.bytes_per_token == plan.data_bytes_per_token + plan.scale_bytes_per_token
+
+
+def test_data_and_scales_of_a_token_are_told_apart_with_what_they_are_of_a_plain_one():
+    plan = plan_of("SmolLM2-135M", kv_cache_dtype="int8")
+    told = dict(rows(plan))
+    assert told["A token's cache"].endswith("x 64 numbers x 1 bytes = 11,520 bytes of data")
+    # 30 layers, 3 heads, one float16 scale for a key and one for a value.
+    assert told["Its scales"] == "360 bytes, blocks of 16: 11,520 + 360 bytes = 11.6 KiB a token"
+    assert told["Beside float16"] == "23,040 bytes a token: the data are 0.5 of that, with scales 0.516"
+    assert "Tails" not in told
+
+
+def test_int4_has_scales_by_channel_that_a_block_shares_and_tails():
+    plan = plan_of("SmolLM2-135M", kv_cache_dtype="int4", block_size=16)
+    # Scale and zero: for a value 4 bytes a token, for 64 channels of keys 4 bytes each a block of 16.
+    assert plan.scale_bytes_per_token == 30 * 3 * (4 + 4 * 64 // 16) == 1_800
+    assert plan_of("SmolLM2-135M", kv_cache_dtype="int4", block_size=32).scale_bytes_per_token == 30 * 3 * (4 + 8)
+    assert plan.tail_bytes_per_user == 2 * 16 * 23_040
+    assert plan.paged_bytes_per_user == 128 * 16 * (5_760 + 1_800) + 2 * 16 * 23_040
+    told = dict(rows(plan))
+    assert told["Tails"] == "2 partly filled blocks a user in float16 x 16 tokens x 22.5 KiB = 720 KiB a user"
+    assert "x 118 KiB + 720 KiB of tails = 15.5 MiB a user" in told["Paged"]
+    assert "beside the tails of 32 users" in told["Cache"]
+
+
+@given(
+    name=st.sampled_from(sorted(BUILT_IN_SHAPES)),
+    kv_cache_dtype=st.sampled_from(["int8", "int4"]),
+    users=st.integers(1, 500),
+    tokens=st.integers(1, 2048),
+    block_size=st.sampled_from([1, 7, 16, 24]),
+    memory=st.integers(GB // 2, 80 * GB),
+)
+def test_what_fits_of_a_quantized_cache_fits_with_scales_and_tails(
+    name, kv_cache_dtype, users, tokens, block_size, memory
+):
+    options = {"users": users, "tokens": tokens, "block_size": block_size, "kv_cache_dtype": kv_cache_dtype}
+    plan = plan_of(name, memory_bytes=memory, **options)
+    room = max(0, plan.cache_bytes)
+    assert plan.paged_users * plan.paged_bytes_per_user <= room < (plan.paged_users + 1) * plan.paged_bytes_per_user
+    needed = plan.memory_needed_bytes
+    assert plan_of(name, memory_bytes=needed, **options).fits
+    assert not plan_of(name, memory_bytes=needed - 1, **options).fits
+    # The engine's pool holds the users, too: its blocks are those that fit beside the tails.
+    if plan.fits:
+        assert plan.num_blocks >= users * plan.blocks_per_user
+
+
+def test_more_users_fit_the_fewer_bits_a_number_has():
+    users = [plan_of("Llama-2-13B", kv_cache_dtype=dtype).paged_users for dtype in ("auto", "int8", "int4")]
+    assert users == [5, 11, 17]
+
+
+def test_odd_heads_are_refused_in_int4():
+    model = ModelSize("odd", "MHA", (KVLayers(2, 4, 9, 9),), 10**6, "counted", None, 4096)
+    with pytest.raises(ValueError, match="these keys have 9 a head: take int8"):
+        Plan(model, GB, users=1, tokens=1, kv_cache_dtype="int4")
+    assert Plan(model, GB, users=1, tokens=1, kv_cache_dtype="int8").data_bytes_per_token == 2 * 4 * 18
+
+
 # Where a model's size comes from.
 
 
@@ -269,6 +338,35 @@ def test_json_has_all_numbers_and_the_verdict(tmp_path, capsys):
     assert numbers["verdict"].startswith("32 users")
 
 
+@pytest.mark.parametrize(("kv_cache_dtype", "data", "scales"), [("auto", 23_040, 0), ("int8", 11_520, 360)])
+def test_json_has_data_and_scales_of_a_token_apart(tmp_path, capsys, kv_cache_dtype, data, scales):
+    file = tmp_path / "plan.json"
+    status, out, _ = run(capsys, "SmolLM2-135M", *GOOD, "--kv-cache-dtype", kv_cache_dtype, "--json", file)
+    numbers = json.loads(file.read_text())
+    assert status == 0
+    assert numbers["kv_cache_dtype"] == kv_cache_dtype
+    assert (numbers["kv_data_bytes_per_token"], numbers["kv_scale_bytes_per_token"]) == (data, scales)
+    assert numbers["kv_bytes_per_token"] == data + scales
+    assert numbers["kv_tail_bytes_per_user"] == 0
+    assert ("cache in int8" in out.splitlines()[0]) == (kv_cache_dtype == "int8")
+
+
+def test_json_has_a_share_of_scales_that_is_no_whole_number(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    run(capsys, "SmolLM2-135M", *GOOD, "--kv-cache-dtype", "int4", "--block-size", 7, "--json", file)
+    numbers = json.loads(file.read_text())
+    assert numbers["kv_scale_bytes_per_token"] == pytest.approx(30 * 3 * (4 + 4 * 64 / 7))
+    assert numbers["kv_tail_bytes_per_user"] == 2 * 7 * 23_040
+
+
+def test_help_says_what_the_option_does(capsys):
+    status, out, _ = run(capsys, "--help")
+    words = " ".join(out.replace("│", " ").split())
+    assert status == 0
+    assert "--kv-cache-dtype" in words
+    assert "half and a quarter of 16 bits" in words
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -288,6 +386,7 @@ def test_json_has_all_numbers_and_the_verdict(tmp_path, capsys):
         (("TinyLlama", *GOOD, "--gpu-memory-utilization", 0), "above 0 and at most 1, not 0"),
         (("TinyLlama", *GOOD, "--gpu-memory-utilization", "nan"), "above 0 and at most 1, not nan"),
         (("TinyLlama", *GOOD, "--dtype", "float12"), "dtype 'float12' is not known"),
+        (("TinyLlama", *GOOD, "--kv-cache-dtype", "fp8"), "kv_cache_dtype must be auto, int8, int4, not 'fp8'"),
         (("TinyLlama", *GOOD, "--json", "no/such/folder/plan.json"), "folder/plan.json: No such file"),
         (("TinyLlama", *GOOD[2:]), "--memory"),
     ],
