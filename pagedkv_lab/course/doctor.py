@@ -153,6 +153,23 @@ def _devices() -> Iterator[Finding]:
         gpu = torch.cuda.get_device_properties(index)
         says = f"{gpu.name}, {human_bytes(gpu.total_memory)}, compute capability {gpu.major}.{gpu.minor}"
         yield Finding(f"GPU {index}", "ok", says)
+    yield _gpu_attention(min(torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())))
+
+
+def _gpu_attention(capability: tuple[int, int]) -> Finding:
+    """What attention runs on, and in which dtype, on a GPU of this compute capability."""
+    what, dtypes = "GPU attention", "float16, bfloat16 or float32"
+    if capability < (8, 0):
+        dtypes = f"float16 or float32 (compute capability {'.'.join(map(str, capability))} has no bfloat16)"
+    try:
+        version = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        says = "by torch's kernels, slower: triton is not installed"
+        return Finding(what, "optional", says, "python -m pip install triton")
+    launch = _import("pagedkv_lab.attention.triton_launch")
+    if launch and (why := launch.refusal(capability, "float16", 64, 64, 1, 1)):
+        return Finding(what, "ok", f"by torch's kernels, slower: {why}")
+    return Finding(what, "ok", f"by our kernels (triton {version}), models in {dtypes}")
 
 
 def _nvml() -> Iterator[Finding]:

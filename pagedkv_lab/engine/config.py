@@ -5,6 +5,8 @@ Knows numbers and their limits. Does not know models or tensors.
 
 from dataclasses import dataclass
 
+from pagedkv_lab.sizing import KVQuantization, kv_quantization
+
 
 @dataclass(kw_only=True)
 class EngineConfig:
@@ -14,7 +16,13 @@ class EngineConfig:
     num_gpu_blocks: blocks in the pool (on a CPU too; the name is vLLM's). None plans it from a budget.
     kv_cache_memory_bytes: the budget for the pool in bytes. None takes it from gpu_memory_utilization.
     gpu_memory_utilization: share of the free memory that the pool may take, so 1 - this stays free. On a GPU
-        the free memory is what is left after weights and one full step; on a CPU a quarter of the free RAM.
+        the free memory is what is left after weights, one full step and CUDA graphs; on a CPU a quarter of the free
+        RAM.
+    kv_cache_dtype: what the pool keeps a number in. "auto" is the model's dtype. "int8" and "int4" take a half and a
+        quarter of 16 bits, apart from scales. "int8" has one scale for each token and head: the tokens don't depend
+        on batching, chunking, block size, preemption or prefix caching, but for rounding. "int4" has one for each
+        channel of a block's keys, and keeps partly filled blocks exact: a sequence that is computed again or in other
+        pieces sees other blocks exact, and its tokens may differ (`kv/quantized.py` says when).
     max_model_len: longest sequence, prompt and output together. None takes the model's own maximum.
     max_num_seqs: sequences that run at once.
     max_num_batched_tokens: tokens of all sequences in one step. None takes 2048, or max_model_len where
@@ -27,6 +35,8 @@ class EngineConfig:
     attn_backend: name of the attention backend; None takes the fastest for the device.
     model_impl: "auto" runs Llama-shaped models on a CPU in our own forward pass (`engine/llama.py`), which is faster;
         "transformers" runs every model's own modules.
+    enforce_eager: on a GPU, decode steps are launched kernel by kernel and not as CUDA graphs. The engine starts
+        sooner, and small batches run slower.
     seed: where sampling starts from for requests without a seed of their own.
 
     Raises ValueError, naming the option, for a value out of range.
@@ -36,6 +46,7 @@ class EngineConfig:
     num_gpu_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.9
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
@@ -44,6 +55,7 @@ class EngineConfig:
     watermark: float = 0.01
     attn_backend: str | None = None
     model_impl: str = "auto"
+    enforce_eager: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -54,8 +66,14 @@ class EngineConfig:
             self._require(value is None or value >= 1, name, "at least 1")
         self._require(0 < self.gpu_memory_utilization <= 1, "gpu_memory_utilization", "above 0 and at most 1")
         self._require(0 <= self.watermark < 1, "watermark", "0 or more and below 1")
+        kv_quantization(self.kv_cache_dtype)  # raises for a name that it doesn't know
         impls = ("auto", "transformers")
         self._require(self.model_impl in impls, "model_impl", " or ".join(impls))
+
+    @property
+    def kv_quantization(self) -> KVQuantization | None:
+        """How the pool's numbers are packed; None where they are in the model's dtype."""
+        return kv_quantization(self.kv_cache_dtype)
 
     def resolve(self, model_max_len: int) -> None:
         """Fill in what depends on the model: max_model_len and max_num_batched_tokens. Raises ValueError."""

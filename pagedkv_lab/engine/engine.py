@@ -13,24 +13,26 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 
 from pagedkv_lab.attention import choose_backend
 from pagedkv_lab.blocks.snapshot import PoolSnapshot
+from pagedkv_lab.engine.backend import this_or_fallback
 from pagedkv_lab.engine.batch import BatchLayout
 from pagedkv_lab.engine.config import EngineConfig
 from pagedkv_lab.engine.detokenizer import Detokenizer
+from pagedkv_lab.engine.device import gpu_of
 from pagedkv_lab.engine.door import is_one_prompt, label, refuse_what_never_fits
 from pagedkv_lab.engine.guards import guard_attention
 from pagedkv_lab.engine.interrupts import uninterrupted
 from pagedkv_lab.engine.models import LoadedModel, Prompt, load_model
 from pagedkv_lab.engine.parts import Parts
 from pagedkv_lab.engine.plan import plan_pool
+from pagedkv_lab.engine.profiled_step import profile, try_capture
 from pagedkv_lab.engine.report import EngineStats, StepReport
 from pagedkv_lab.engine.request import Request, RequestOutput, Sequence
-from pagedkv_lab.engine.runner import ModelRunner, StepInput
+from pagedkv_lab.engine.runner import ModelRunner
 from pagedkv_lab.engine.sampling import SamplingParams, sample
 from pagedkv_lab.engine.scheduler import Schedule, Scheduler
 from pagedkv_lab.errors import PagedKVError, PartError, RequestTooLong
@@ -66,10 +68,17 @@ class Engine:
         self.attn_backend, attention = choose_backend(self.config.attn_backend, model.device)
         if self.parts.paged_attention is not None:
             self.attn_backend, attention = "yours", guard_attention(self.parts.paged_attention)
-        self.runner = ModelRunner(model.hf, model.name, attention, self.config.model_impl)
+        gpu = gpu_of(model.device)
+        self.runner = ModelRunner(model.hf, model.name, attention, self.config.model_impl, gpu=gpu)
+        self.attn_backend, self.runner.attention = this_or_fallback(
+            self.attn_backend, attention, model.hf, self.runner.calls, self.config
+        )
         self.config.resolve(model.max_model_len)
-        if self.config.num_gpu_blocks is None and self.config.kv_cache_memory_bytes is None:
-            self._profile_step()
+        wants_graphs, free = not self.config.enforce_eager, None
+        if gpu is not None and self.config.num_gpu_blocks is None and self.config.kv_cache_memory_bytes is None:
+            needs = profile(self.runner, self.config)
+            wants_graphs &= needs.graphs is not None
+            free = max(0, gpu.free_bytes() - needs.total), str(needs)
         self.plan = plan_pool(
             self.config,
             self.parts,
@@ -77,10 +86,15 @@ class Engine:
             model_name=model.name,
             dtype=model.dtype,
             device=model.device,
+            free=free,
         )
         logger.info("%s", self.plan)
         self.num_gpu_blocks, self.block_size = self.plan.num_blocks, self.config.block_size
-        self.runner.allocate(self.num_gpu_blocks, self.block_size)
+        self.runner.allocate(
+            self.num_gpu_blocks, self.block_size, self.config.kv_quantization, self.plan.num_tails
+        )
+        if wants_graphs and (graphs := self.runner.decode_graphs(self.config.max_num_seqs, self.config.max_model_len)):
+            self.runner.graphs = graphs if try_capture(graphs) else None
         self._requests: dict[int, Request] = {}
         self._detokenizers: dict[int, Detokenizer] = {}
         self._undelivered: list[RequestOutput] = []
@@ -408,9 +422,8 @@ class Engine:
         self._peak = max(self._peak, (self.manager.counts().used, self.manager.used_slots))
         if not sampling:
             return []
-        if len(rows) > len(ready):  # forks draw from their parent's row
-            logits = logits[rows]
-        drawn = sample(logits, [seq.params for seq in sampling], [seq.generator for seq in sampling])
+        # Forks draw from their parent's row.
+        drawn = sample(logits, [seq.params for seq in sampling], [seq.generator for seq in sampling], rows)
         now = time.perf_counter()
         tokens = []
         eos_token_ids = self.model.eos_token_ids
@@ -515,6 +528,7 @@ class Engine:
             self._queried += before.queried_tokens
             self._hits += before.hit_tokens
             self.manager.listeners = before.listeners
+        self.runner.pool.start_anew(lambda block: self.manager.allocator.ref_count(block) > 0)
         for seq in self._unfinished():
             seq.block_keys.clear()
         self._start_scheduler()
@@ -550,15 +564,3 @@ class Engine:
             return None
         seed = params.seed if params.seed is not None else self.config.seed + 1_000_003 * request.request_id
         return torch.Generator(self.model.device).manual_seed(seed + index)
-
-    def _profile_step(self) -> None:
-        """On a GPU, run one full step so that what is free afterwards really is (activations are allocated)."""
-        if self.model.device.type != "cuda":
-            return
-        num_tokens = min(self.config.max_num_batched_tokens, self.config.max_model_len)
-        num_blocks = blocks_for(num_tokens, self.config.block_size)
-        self.runner.allocate(num_blocks, self.config.block_size)
-        tokens, one, zero = np.arange(num_tokens), np.array([num_tokens], np.int32), np.zeros(1, np.int64)
-        blocks = np.arange(num_blocks, dtype=np.int32)[None]
-        self.runner.execute(StepInput(np.zeros_like(tokens), tokens, one, one, blocks, tokens, None, zero))
-        self.runner.pool = None

@@ -26,9 +26,11 @@ _HARMLESS = {
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What one layer keeps for a token, and what it asks of its attention: scale, sliding_window, softcap."""
+    """What one layer keeps for a token, its query heads, and what it asks of its attention: scale, sliding_window,
+    softcap."""
 
     shape: LayerShape
+    num_heads: int
     options: dict[str, Any]
 
 
@@ -58,7 +60,7 @@ class Probe:
     ) -> torch.Tensor:
         """As a step's `attend`, over the probe's own tokens."""
         shape = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        self.calls.append((layer, LayerCall(shape, options)))
+        self.calls.append((layer, LayerCall(shape, query.shape[1], options)))
         tables = torch.zeros(1, 1, dtype=torch.int32, device=query.device)
         # The tokens are a pool of one block: (1, T, Hkv, D).
         num_tokens = [len(query)]

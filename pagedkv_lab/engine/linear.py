@@ -17,9 +17,10 @@ from functools import cache
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-import psutil
 import torch
 import torch.nn.functional as F
+
+from pagedkv_lab.engine.ram import free_ram
 
 Made = TypeVar("Made")
 
@@ -70,7 +71,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def has_memory_for(nbytes: Iterable[int]) -> bool:
     """Whether packed copies of so many bytes leave the machine a quarter of them to spare."""
-    return psutil.virtual_memory().available > 1.25 * sum(nbytes)
+    return free_ram() > 1.25 * sum(nbytes)
 
 
 def made_once(hf: Any, make: Callable[[], Made]) -> Made:

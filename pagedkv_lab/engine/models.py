@@ -16,7 +16,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import torch
-from filelock import FileLock
 from safetensors import SafetensorError
 
 from pagedkv_lab.bundled import BUNDLED_MODEL, INSTALL_BUNDLED, bundled_gguf, dense_copy_path
@@ -153,6 +152,8 @@ def _bundled_dense_copy() -> Path:
     folder = dense_copy_path(gguf)
     if folder.is_dir():
         return folder
+    from filelock import FileLock
+
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):

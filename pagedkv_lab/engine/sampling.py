@@ -54,27 +54,40 @@ class SamplingParams:
 
 
 def sample(
-    logits: torch.Tensor, params: Seq[SamplingParams], generators: Seq[torch.Generator | None]
+    logits: torch.Tensor,
+    params: Seq[SamplingParams],
+    generators: Seq[torch.Generator | None],
+    rows: Seq[int] | None = None,
 ) -> list[int]:
-    """One token a row. logits: (R, vocab); one SamplingParams and one generator a row. Returns R token ids.
+    """One token for each of the params. logits: (R, vocab). rows: whose logits each one draws from; None: its own row.
 
-    A row's draw depends on its own generator alone, so the same request draws the same tokens in any batch.
+    A draw depends on its own generator alone, so the same request draws the same tokens in any batch. All is computed
+    where the logits lie, and the tokens come from there together: on a GPU, that is the one time a step waits for it.
     """
-    tokens = _likeliest(logits)
-    for row, (param, generator) in enumerate(zip(params, generators, strict=True)):
-        if param.temperature > 0:
-            probabilities = token_probabilities(logits[row], param)
-            tokens[row] = int(torch.multinomial(probabilities, 1, generator=generator))
-    return tokens
+    rows = range(len(params)) if rows is None else rows
+    each = list(zip(rows, params, generators, strict=True))
+    drawn = [_draw(token_probabilities(logits[row], p), g) for row, p, g in each if p.temperature > 0]
+    tokens = torch.cat([_likeliest(logits), *drawn]).tolist()
+    likeliest, others = tokens[: len(logits)], iter(tokens[len(logits) :])
+    return [next(others) if p.temperature > 0 else likeliest[row] for row, p, _ in each]
 
 
-def _likeliest(logits: torch.Tensor) -> list[int]:
+def _draw(probabilities: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """(1,): a token, drawn by its probability. probabilities: (vocab,).
+
+    Each token waits for a time that is distributed exponentially, with its probability for a rate; the first one to
+    come is drawn. `torch.multinomial` does just that, and first looks at the numbers, which on a GPU is a wait.
+    """
+    return (probabilities / torch.empty_like(probabilities).exponential_(generator=generator)).argmax().view(1)
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
     """Each row's largest entry, the first of equals. On a CPU torch's argmax is the slowest way to it: for 16 rows of
     49,152 float32 it takes 0.33 ms and numpy's 0.05; in bfloat16 it takes 1.4 ms and torch's max 0.33.
     """
     if logits.device.type == "cpu" and logits.dtype == torch.float32:
-        return logits.numpy().argmax(axis=-1).tolist()
-    return logits.max(dim=-1).indices.tolist()
+        return torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.max(dim=-1).indices
 
 
 def token_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -84,10 +97,10 @@ def token_probabilities(logits: torch.Tensor, params: SamplingParams) -> torch.T
     scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / params.temperature
     ordered, order = scaled.sort(descending=True, stable=True)
     if params.top_k:
-        ordered[params.top_k :] = float("-inf")
+        ordered[params.top_k :].fill_(float("-inf"))
     probabilities = ordered.softmax(-1)
     if params.top_p < 1:  # at 1, rounding in the sum would cut off a large vocabulary's tail
         # A token stays while the likelier ones alone don't reach top_p, so the first always does.
-        probabilities[probabilities.cumsum(-1) - probabilities >= params.top_p] = 0
+        probabilities.masked_fill_(probabilities.cumsum(-1) - probabilities >= params.top_p, 0)
     probabilities /= probabilities.sum()
     return torch.zeros_like(probabilities).index_copy_(0, order, probabilities)

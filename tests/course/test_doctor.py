@@ -261,8 +261,62 @@ def test_each_gpu_is_told_with_memory_and_compute_capability(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (7, 5))
     assert finding("GPU 0").says == "Tesla T4, 15 GiB, compute capability 7.5"
     assert finding("GPU 1").state == "ok"
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Put GPUs of these compute capabilities into the machine, and a Triton of this version, or none."""
+    import importlib.metadata
+
+    import torch
+
+    def gpus(*capabilities, triton="3.9.0"):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+        properties = [SimpleNamespace(name="a GPU", total_memory=1, major=a, minor=b) for a, b in capabilities]
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
+        version = importlib.metadata.version
+
+        def installed(name):
+            if name == "triton":
+                if triton is None:
+                    raise importlib.metadata.PackageNotFoundError(name)
+                return triton
+            return version(name)
+
+        monkeypatch.setattr(importlib.metadata, "version", installed)
+
+    return gpus
+
+
+def test_with_a_gpu_it_is_told_what_attention_runs_on_and_in_which_dtypes(gpus):
+    gpus((9, 0))
+    line = finding("GPU attention")
+    assert (line.state, line.says) == ("ok", "by our kernels (triton 3.9.0), models in float16, bfloat16 or float32")
+    gpus((9, 0), (7, 5))
+    assert finding("GPU attention").says.endswith(
+        "models in float16 or float32 (compute capability 7.5 has no bfloat16)"
+    )
+
+
+def test_a_gpu_without_triton_is_told_the_command_and_does_not_stop_the_course(gpus, capsys):
+    gpus((8, 0), triton=None)
+    line = finding("GPU attention")
+    assert (line.state, line.remedy) == ("optional", "python -m pip install triton")
+    assert doctor() == 0
+
+
+def test_a_gpu_that_is_too_old_for_triton_is_told(gpus):
+    gpus((7, 0))
+    assert finding("GPU attention").says.startswith("by torch's kernels, slower: a GPU of compute capability 7.0")
+
+
+def test_without_a_gpu_there_is_no_line_about_its_kernels():
+    assert not [line for line in examine() if line.what == "GPU attention"]
 
 
 def test_a_check_that_fails_itself_is_told_and_the_others_go_on(monkeypatch):
