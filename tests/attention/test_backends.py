@@ -271,9 +271,17 @@ def test_what_depends_on_the_tables_alone_is_worked_out_once_a_step(monkeypatch)
 @needs_numba
 def test_the_backend_for_a_cpu_is_the_compiled_one_unless_another_is_asked_for():
     assert choose_backend() == ("numba_paged", numba_paged.paged_attention)
-    assert choose_backend(device="cuda") == ("torch_paged", torch_paged.paged_attention)
     assert choose_backend("reference") == ("reference", reference.paged_attention)
     assert choose_backend("torch_paged") == ("torch_paged", torch_paged.paged_attention)
+
+
+def test_a_gpu_without_triton_attends_with_torch_s_kernels_and_it_is_said(monkeypatch, caplog):
+    monkeypatch.setattr("pagedkv_lab.attention.find_spec", lambda name: None)
+    assert choose_backend(device="cuda") == ("torch_paged", torch_paged.paged_attention)
+    (said,) = caplog.messages
+    assert said.endswith("pip install triton")
+    with pytest.raises(ValueError, match="pip install triton"):
+        choose_backend("triton_paged", "cuda")
 
 
 def test_without_numba_the_backend_is_torch_s_and_who_asks_for_the_other_is_told_what_to_do(monkeypatch):

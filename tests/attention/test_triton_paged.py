@@ -280,6 +280,11 @@ def test_the_backend_is_chosen_by_its_name():
     assert choose_backend("triton_paged", "cpu") == ("triton_paged", triton_paged.paged_attention)
 
 
+def test_a_gpu_attends_with_the_triton_kernels_unless_told_otherwise():
+    assert choose_backend(None, "cuda") == ("triton_paged", triton_paged.paged_attention)
+    assert choose_backend("torch_paged", "cuda")[0] == "torch_paged"
+
+
 def test_without_the_interpreter_a_cpu_is_refused_with_what_to_do(monkeypatch):
     monkeypatch.setattr(triton_paged, "INTERPRETED", False)
     with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
