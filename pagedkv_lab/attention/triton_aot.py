@@ -44,7 +44,7 @@ _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
 class Variant(NamedTuple):
-    """One kernel as it would be compiled for one chip: constants by name, sorted; warps and stages."""
+    """One kernel as it would be compiled for one chip: constants by name, sorted; warps, stages, registers."""
 
     kernel: str
     chip: int
@@ -52,11 +52,12 @@ class Variant(NamedTuple):
     constants: tuple[tuple[str, int], ...]
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
     @classmethod
     def of(cls, kernel: str, chip: int, dtype: str, launch: Launch, **flags: bool) -> "Variant":
         constants = {name: int(given) for name, given in (launch.constants | flags).items()}
-        return cls(kernel, chip, dtype, tuple(sorted(constants.items())), launch.num_warps, launch.num_stages)
+        return cls(kernel, chip, dtype, tuple(sorted(constants.items())), *launch[1:])
 
     def __str__(self) -> str:
         constants = " ".join(f"{name}={given}" for name, given in self.constants)
@@ -139,6 +140,8 @@ def compile_variant(variant: Variant) -> Any:
         "num_stages": variant.num_stages,
         "ptx_options": "--warn-on-spills --warning-as-error",
     }
+    if variant.max_registers is not None:
+        options["maxnreg"] = variant.max_registers
     compiled = triton.compile(source, target=GPUTarget("cuda", variant.chip, 32), options=options)
     if compiled.metadata.shared > SHARED_MEMORY[variant.chip]:
         raise MemoryError(f"{compiled.metadata.shared:,} bytes of shared memory, the chip has less")
@@ -179,14 +182,17 @@ def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m pagedkv_lab.attention.triton_aot", description=__doc__)
     parser.add_argument("--all", action="store_true", help="every variant, not a selection")
+    parser.add_argument("--chip", type=int, action="append", choices=SHARED_MEMORY, help="only this one")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once (default: one a core)")
     arguments = parser.parse_args(argv)
     os.environ.pop("TRITON_INTERPRET", None)
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # as it has been; Triton 3.9 warns that it will change
     import triton
     from tqdm import tqdm
 
-    todo = variants() if arguments.all else selection(variants())
-    failed, most = [], dict.fromkeys(SHARED_MEMORY, 0)
+    wanted = [variant for variant in variants() if variant.chip in (arguments.chip or SHARED_MEMORY)]
+    todo = wanted if arguments.all else selection(wanted)
+    failed, most = [], dict.fromkeys(sorted({variant.chip for variant in todo}), 0)
     # A cache of its own: what is tested is that it compiles now.
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(arguments.jobs) as processes:
         os.environ["TRITON_CACHE_DIR"] = cache

@@ -14,7 +14,8 @@ from typing import NamedTuple
 #: what is newer than sm_90 like sm_90.
 SHARED_MEMORY = {75: 64 * 1024, 80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}
 
-HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
+#: Numbers of a head. 16 is the toy model's.
+HEAD_DIMS = (16, 64, 80, 96, 128, 256)
 DTYPES = ("float16", "bfloat16", "float32")
 
 #: Query heads of one program, at most. Where more share a KV head, several programs read its tokens.
@@ -31,11 +32,16 @@ _FULL, _FEW_TILES = 0.8, 4
 
 
 class Launch(NamedTuple):
-    """Constants of one kernel: its capital arguments by name, warps a program, stages of the loop's pipeline."""
+    """Constants of one kernel: its capital arguments by name, warps a program, stages of the loop's pipeline.
+
+    max_registers: what a thread may have, 255 at most; None leaves it to the assembler. On newer chips that one would
+    rather spill a few registers than have fewer programs at a time, which is no good in a loop that waits for memory.
+    """
 
     constants: dict[str, int]
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 def chip_of(capability: tuple[int, int]) -> int:
@@ -92,6 +98,10 @@ def _has_tensor_cores(chip: int, dtype: str) -> bool:
     return chip > 75 and dtype != "float32"
 
 
+def _max_registers(chip: int) -> int | None:
+    return 255 if chip > 80 else None
+
+
 def decode_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     """How `decode_kernel` runs. One program's rows are the group's query heads."""
     rows, columns = min(MAX_HEADS, power_of_two(group)), width(head_dim)
@@ -101,7 +111,9 @@ def decode_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     else:
         # Keys and values of a tile are 16 to 32 KB together: enough in flight to hide the memory's latency.
         tile = 16 if columns == 256 else min(128, 16 * 1024 // row_bytes)
-    return Launch({"DIM": head_dim, "WIDTH": columns, "ROWS": rows, "TILE": tile}, 4, 2 if chip in (75, 86) else 3)
+    warps = 8 if columns == 256 and rows == 16 and dtype == "float32" else 4
+    constants = {"DIM": head_dim, "WIDTH": columns, "ROWS": rows, "TILE": tile}
+    return Launch(constants, warps, 2 if chip in (75, 86) else 3, _max_registers(chip))
 
 
 def prefill_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
@@ -114,7 +126,7 @@ def prefill_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     else:
         rows, tile, warps = 128, 32 if columns == 128 and chip < 90 else 64, 8
     constants = {"DIM": head_dim, "WIDTH": columns, "ROWS": rows, "HEADS": MAX_HEADS, "TILE": tile}
-    return Launch(constants, warps, 2)
+    return Launch(constants, warps, 2, _max_registers(chip))
 
 
 def merge_launch(head_dim: int, splits: int) -> Launch:
@@ -147,14 +159,14 @@ def quantized_launch(
         rows, heads, tile = min(16 if columns == 16 else 32, plain["ROWS"]), MAX_HEADS, min(32, plain["TILE"])
         warps = 8 if columns == 128 else 4
     if not tensor_cores:
-        warps = 8
+        warps = 4 if rows == 1 else 8
         if head_dim == 256:
             rows, heads = min(rows, 4), min(heads, 4)
     constants = {
         "DIM": head_dim, "WIDTH": columns, "ROWS": rows, "HEADS": heads, "TILE": channel_block_size or tile,
         "BITS": bits, "BY_CHANNEL": channel_block_size is not None,
     }  # fmt: skip
-    return Launch(constants, warps, 2)
+    return Launch(constants, warps, 2, _max_registers(chip))
 
 
 def write_tokens_launch(head_dim: int, bits: int) -> Launch:

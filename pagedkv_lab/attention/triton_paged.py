@@ -230,7 +230,8 @@ class Splits:
 
 def how(launch: Launch) -> dict[str, int]:
     """A launch as keywords."""
-    return {**launch.constants, "num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages, "maxnreg": launch.max_registers}
+    return launch.constants | {name: given for name, given in options.items() if given is not None}
 
 
 def programs(num_kv_heads: int, group: int, launch: Launch) -> int:

@@ -17,13 +17,18 @@ class ContiguousEngine(Engine):
     num_gpu_blocks counts rows of max_model_len slots here. With n > 1, each further sequence copies the
     row before it first writes.
 
-    Raises ValueError for the options that make no sense without paging.
+    Raises ValueError for the options that make no sense without paging, and for kv_cache_dtype "int4".
     """
 
     def __init__(self, model: LoadedModel | Any = None, *, max_model_len: int | None = None, **options: Any):
         for name in ("block_size", "enable_prefix_caching", "parts"):
             if name in options:
                 raise ValueError(f"{name} means nothing to the contiguous engine: it reserves max_model_len slots")
+        if options.get("kv_cache_dtype") == "int4":
+            raise ValueError(
+                "kv_cache_dtype 'int4' quantizes a block when it is full, and a reserved row hardly ever is: "
+                "take 'int8' or 'auto' for the contiguous engine"
+            )
         if model is None or isinstance(model, str):
             model = load_model(model)
         if max_model_len is None:

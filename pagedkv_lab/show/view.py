@@ -193,7 +193,7 @@ def describe(engine: Engine) -> dict[str, Any]:
         "model": engine.model.name,
         "num_blocks": engine.num_gpu_blocks,
         "block_size": engine.block_size,
-        "block_bytes": engine.plan.pool_bytes // engine.num_gpu_blocks,
+        "block_bytes": engine.plan.block_bytes,
         "max_model_len": engine.config.max_model_len,
         "caching": engine.config.enable_prefix_caching,
         "parts": engine.parts.names_of_others,

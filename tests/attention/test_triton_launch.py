@@ -110,7 +110,7 @@ class Recorder:
         assert all(extent >= 1 for extent in grid)
         return self.launch
 
-    def launch(self, *arguments, num_warps: int, num_stages: int, **constants) -> None:
+    def launch(self, *arguments, num_warps: int, num_stages: int, maxnreg: int | None = None, **constants) -> None:
         names = [name for name in self.kernel.arg_names if name not in constants]
         assert len(arguments) == len(names), "an argument is missing, or has no parameter"
         given = dict(zip(names, arguments, strict=True))
@@ -119,7 +119,7 @@ class Recorder:
         for name, argument in given.items():
             assert of_type(argument, triton_aot._type(name, *dtypes, constants)), (name, argument)
         sorted_constants = tuple(sorted((name, int(given)) for name, given in constants.items()))
-        variant = (self.kernel.fn.__name__, self.chip, *dtypes, sorted_constants, num_warps, num_stages)
+        variant = (self.kernel.fn.__name__, self.chip, *dtypes, sorted_constants, num_warps, num_stages, maxnreg)
         self.launched.add(triton_aot.Variant(*variant))
 
 

@@ -162,7 +162,7 @@ def test_layers_of_different_shapes_and_windows_share_a_workspace_within_a_step(
     workspace = Workspace()
     workspace.begin_step()
     lengths = [(17, 1), (9, 9), (30, 4)]
-    shapes = [{}, {"sliding_window": 5}, {"num_kv_heads": 1, "group": 4}, {"softcap": 3.0, "key_dim": 32}]
+    shapes = [{}, {"sliding_window": 5}, {"num_kv_heads": 1, "group": 4}, {"softcap": 3.0, "key_dim": 64}]
     layers = [make_batch(lengths, seed=1, **{"key_dim": 16, **shape}) for shape in shapes]
     for layer in [*layers, *layers]:
         layer.block_tables = layers[0].block_tables

@@ -115,7 +115,7 @@ def test_any_number_of_query_heads_may_share_a_kv_head(group, bits, axis):
 @pytest.mark.parametrize("splits", [1, 2, 5])
 def test_a_sequence_s_tokens_may_be_cut_into_parts(splits, bits, axis):
     """Also one that has nothing but a tail, one without a tail, and a padding row."""
-    batch = make_batch([(150, 1), (7, 1), (64, 1), (20, 1)], block_size=16, num_kv_heads=1, group=3, key_dim=32)
+    batch = make_batch([(150, 1), (7, 1), (64, 1), (20, 1)], block_size=16, num_kv_heads=1, group=3, key_dim=16)
     batch = batch.to(torch.float32)
     layer, plain = quantized(batch, bits, axis)
     expected = plain.run(reference.paged_attention)

@@ -169,8 +169,9 @@ def fail(*args: Any, **kwargs: Any) -> None:
     raise ZeroDivisionError("on purpose")
 
 
-@pytest.mark.parametrize("kv_cache_dtype", QUANTIZED)
-@pytest.mark.parametrize("make", [Engine, ContiguousEngine])
+@pytest.mark.parametrize(
+    ("make", "kv_cache_dtype"), [*((Engine, dtype) for dtype in QUANTIZED), (ContiguousEngine, "int8")]
+)
 def test_all_outputs_of_a_prompt_say_the_same(make, kv_cache_dtype):
     options = {"block_size": BLOCK_SIZE, "num_gpu_blocks": 32} if make is Engine else {"num_gpu_blocks": 4}
     engine = make(tiny_model("toy"), max_model_len=32, kv_cache_dtype=kv_cache_dtype, **options)
@@ -246,6 +247,15 @@ def test_every_backend_and_anybodys_attention_reads_it(kv_cache_dtype, attn_back
     for options in ({"attn_backend": attn_backend}, {"parts": Parts(paged_attention=BACKENDS[attn_backend])}):
         engine = make_engine(kv_cache_dtype, **options)
         assert [out.token_ids for out in engine.generate(prompts, params, use_tqdm=False)] == expected
+
+
+def test_the_contiguous_engine_takes_int8_and_refuses_what_waits_for_full_blocks():
+    prompt = random_prompt(13)
+    engine = ContiguousEngine(tiny_model("toy"), max_model_len=48, num_gpu_blocks=2, kv_cache_dtype="int8")
+    (output,) = engine.generate(prompt, SamplingParams(max_tokens=10), use_tqdm=False)
+    assert output.token_ids == alone("toy", "int8", tuple(prompt), 10)
+    with pytest.raises(ValueError, match="'int8' or 'auto'"):
+        ContiguousEngine(tiny_model("toy"), max_model_len=48, num_gpu_blocks=2, kv_cache_dtype="int4")
 
 
 # When something breaks
