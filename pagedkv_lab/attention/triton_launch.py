@@ -126,7 +126,7 @@ def prefill_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     else:
         rows, tile, warps = 128, 32 if columns == 128 and chip < 90 else 64, 8
     constants = {"DIM": head_dim, "WIDTH": columns, "ROWS": rows, "HEADS": MAX_HEADS, "TILE": tile}
-    return Launch(constants, warps, 2, _max_registers(chip))
+    return Launch(constants, warps, 2)
 
 
 def merge_launch(head_dim: int, splits: int) -> Launch:
