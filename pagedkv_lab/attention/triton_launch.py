@@ -111,9 +111,11 @@ def decode_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     else:
         # Keys and values of a tile are 16 to 32 KB together: enough in flight to hide the memory's latency.
         tile = 16 if columns == 256 else min(128, 16 * 1024 // row_bytes)
-    warps = 8 if columns == 256 and rows == 16 and dtype == "float32" else 4
     constants = {"DIM": head_dim, "WIDTH": columns, "ROWS": rows, "TILE": tile}
-    return Launch(constants, warps, 2 if chip in (75, 86) else 3, _max_registers(chip))
+    stages = 2 if chip in (75, 86) else 3
+    if dtype == "float32":
+        return Launch(constants, 8 if (columns, rows) in ((128, 1), (256, 16)) else 4, stages)
+    return Launch(constants, 4, stages, _max_registers(chip))
 
 
 def prefill_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
