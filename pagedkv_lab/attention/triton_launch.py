@@ -114,7 +114,9 @@ def decode_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     constants = {"DIM": head_dim, "WIDTH": columns, "ROWS": rows, "TILE": tile}
     stages = 2 if chip in (75, 86) else 3
     if dtype == "float32":
-        return Launch(constants, 8 if (columns, rows) in ((128, 1), (256, 16)) else 4, stages)
+        if columns == 256:
+            constants["ROWS"] = min(rows, 8)
+        return Launch(constants, 8 if (columns, rows) == (128, 1) else 4, stages)
     return Launch(constants, 4, stages, _max_registers(chip))
 
 
