@@ -115,7 +115,7 @@ def decode_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     stages = 2 if chip in (75, 86) else 3
     if dtype == "float32":
         if columns == 256:
-            constants["ROWS"] = min(rows, 8)
+            constants["ROWS"], stages = min(rows, 8), 2
         return Launch(constants, 8 if (columns, rows) == (128, 1) else 4, stages)
     return Launch(constants, 4, stages, _max_registers(chip))
 
