@@ -42,7 +42,7 @@ class KVPool:
         self.num_blocks, self.block_size = num_blocks, block_size
 
         def empty(heads: int, dim: int) -> torch.Tensor:
-            # zeros, not empty: on Linux the pages cost nothing until they are written.
+            # zeros, not empty: who looks into a block that nobody wrote must see the same in every run.
             return torch.zeros(num_blocks, block_size, heads, dim, dtype=dtype, device=device)
 
         self.keys = [empty(layer.num_kv_heads, layer.key_dim) for layer in layers]

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import weakref
 from itertools import pairwise
 from types import SimpleNamespace
@@ -424,11 +425,11 @@ TRITON_SHAPE = {
 @pytest.fixture
 def triton_gpu(monkeypatch):
     """A simulated GPU with the real backend, whose kernels are interpreted."""
-    pytest.importorskip("triton")
+    if os.environ.get("PAGEDKV_REQUIRE_TRITON") != "1":  # in CI, missing is a failure
+        pytest.importorskip("triton")
     from pagedkv_lab.attention import triton_paged
 
-    if not triton_paged.INTERPRETED:
-        pytest.skip("needs TRITON_INTERPRET=1 before triton is imported")
+    assert triton_paged.INTERPRETED, "tests/conftest.py sees to that"
     gpu = SimulatedGpu()
     monkeypatch.setattr(engine_module, "gpu_of", lambda device: gpu)
     return gpu
