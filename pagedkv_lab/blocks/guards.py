@@ -4,6 +4,9 @@ A learner's part may be as small as the article's skeletons. A guard supplies wh
 (`mark_findable`, `fork`, ...), checks each answer against the protocol, and turns whatever goes wrong inside
 into a PartError that speaks of the part. The package's own parts run without guards. Many blocks are dealt
 with one by one here, so that the error names the one.
+
+`watch=False` adapts a part and checks nothing: to see what a broken part does to a model's text. Only what it raises
+itself still ends as a PartError.
 """
 
 import inspect
@@ -36,9 +39,9 @@ class GuardedAllocator:
 
     name = "BlockAllocator"
 
-    def __init__(self, part: Any, num_blocks: int, block_size: int):
+    def __init__(self, part: Any, num_blocks: int, block_size: int, watch: bool = True):
         require(part, self.name, "allocate", "free", "share")
-        self.part, self.num_blocks, self.block_size = part, num_blocks, block_size
+        self.part, self.num_blocks, self.block_size, self.watch = part, num_blocks, block_size, watch
         self._counts = [0] * num_blocks
         self._findable: set[int] = set()
         self._cached: dict[int, None] = {}
@@ -46,7 +49,7 @@ class GuardedAllocator:
     def allocate(self) -> int:
         block = call_part(self.name, "allocate", self.part.allocate)
         block = self._check_block(block, "allocate()")
-        if self._counts[block]:
+        if self._counts[block] and self.watch:
             raise PartError(
                 self.name,
                 "allocate()",
@@ -66,9 +69,9 @@ class GuardedAllocator:
 
     def free(self, block: int) -> None:
         call_part(self.name, "free", self.part.free, block)
-        if self._counts[block] == 0:
+        if self._counts[block] == 0 and self.watch:
             raise PartError(self.name, f"free({block})", "nobody holds this block, and free did not object")
-        self._counts[block] -= 1
+        self._counts[block] = max(0, self._counts[block] - 1)
         if self._counts[block] == 0 and block in self._findable:
             self._cached[block] = None
 
@@ -84,7 +87,7 @@ class GuardedAllocator:
             raise PartError(self.name, f"ref_count({block})", "it has neither a method nor a list ref_count")
         function = counts if callable(counts) else counts.__getitem__
         count = call_part(self.name, "ref_count", function, block)
-        if count != self._counts[block]:
+        if count != self._counts[block] and self.watch:
             what = f"it says {count!r} where {self._counts[block]} hold it: look at allocate, share and free"
             raise PartError(self.name, f"ref_count({block})", what)
         return count
@@ -100,7 +103,7 @@ class GuardedAllocator:
             value = len(self.part.free_blocks)
         else:
             raise PartError(self.name, "num_free", "it has neither num_free nor a list free_blocks")
-        if not isinstance(value, int) or not 0 <= value <= self.num_blocks:
+        if self.watch and (not isinstance(value, int) or not 0 <= value <= self.num_blocks):
             what = f"{value!r} is not a number of blocks from 0 to {self.num_blocks}"
             raise PartError(self.name, "num_free", what)
         return value
@@ -124,11 +127,11 @@ class GuardedTable:
 
     name = "BlockTable"
 
-    def __init__(self, part: Any, allocator: Any):
+    def __init__(self, part: Any, allocator: Any, watch: bool = True):
         require(part, self.name, "append_block", "free_all")
         if not hasattr(part, "blocks"):
             raise PartError(self.name, "__init__", "it keeps no list called blocks")
-        self.part, self.allocator = part, allocator
+        self.part, self.allocator, self.watch = part, allocator, watch
 
     @property
     def blocks(self) -> list[int]:
@@ -138,6 +141,8 @@ class GuardedTable:
         before = len(self.part.blocks)
         block = call_part(self.name, "append_block", self.part.append_block)
         blocks = self.part.blocks
+        if not self.watch:
+            return block
         if len(blocks) != before + 1:
             what = f"the table had {before} blocks and now has {len(blocks)}"
             raise PartError(self.name, "append_block()", what)
@@ -165,12 +170,12 @@ class GuardedTable:
 
     def fork(self) -> "GuardedTable":
         if hasattr(self.part, "fork"):
-            child = GuardedTable(call_part(self.name, "fork", self.part.fork), self.allocator)
-            if list(child.blocks) != list(self.blocks):
+            child = GuardedTable(call_part(self.name, "fork", self.part.fork), self.allocator, self.watch)
+            if self.watch and list(child.blocks) != list(self.blocks):
                 what = f"the child has blocks {child.blocks}, the parent {self.blocks}"
                 raise PartError(self.name, "fork()", what)
             return child
-        child = GuardedTable(type(self.part)(self.allocator), self.allocator)
+        child = GuardedTable(type(self.part)(self.allocator), self.allocator, self.watch)
         child.append_shared_blocks(self.blocks)
         return child
 
@@ -186,7 +191,7 @@ class GuardedTable:
                 what = f"it returned {copy!r}; return None (write in place) or the pair (source, destination)"
             elif self.blocks[i] != source and copy != (source, self.blocks[i]):
                 what = f"the table went from block {source} to {self.blocks[i]}, but it returned {copy!r}"
-            if what:
+            if what and self.watch:
                 raise PartError(self.name, f"ensure_writable({i})", what)
             return copy
         if not shared:
@@ -206,6 +211,9 @@ class GuardedTable:
         return [self.slot(position) for position in positions]
 
     def free_all(self) -> None:
+        if not self.watch:
+            call_part(self.name, "free_all", self.part.free_all)
+            return
         held_before = {block: self.allocator.ref_count(block) for block in self.part.blocks}
         call_part(self.name, "free_all", self.part.free_all)
         if self.part.blocks:
@@ -222,15 +230,15 @@ class GuardedPrefixCache:
 
     name = "PrefixCache"
 
-    def __init__(self, part: Any, num_blocks: int):
-        require(part, self.name, "lookup", "insert", "forget")
-        self.part, self.num_blocks = part, num_blocks
+    def __init__(self, part: Any, num_blocks: int, watch: bool = True):
+        require(part, self.name, "lookup", "insert", *(("forget",) if watch else ()))
+        self.part, self.num_blocks, self.watch = part, num_blocks, watch
         self._key_of: dict[int, Hashable] = {}
 
     def lookup(self, key: Hashable) -> int | None:
         block = call_part(self.name, "lookup", self.part.lookup, key)
-        if block is None:
-            return None
+        if block is None or not self.watch:
+            return block
         if not isinstance(block, int) or not 0 <= block < self.num_blocks:
             what = f"it returned {block!r}; return a block from 0 to {self.num_blocks - 1}, None for a miss"
             raise PartError(self.name, "lookup", what)
@@ -247,7 +255,8 @@ class GuardedPrefixCache:
         self._key_of[block] = key
 
     def forget(self, block: int) -> None:
-        call_part(self.name, "forget", self.part.forget, block)
+        if self.watch or hasattr(self.part, "forget"):
+            call_part(self.name, "forget", self.part.forget, block)
         self._key_of.pop(block, None)
 
     def insert_many(self, keys: Sequence[Hashable], blocks: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ Knows which slot takes what and how a part is called. Does not know how any part
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields
 from numbers import Real
 from typing import Any
 
@@ -29,7 +29,8 @@ class Parts:
     paged_attention: a backend, see `pagedkv_lab.attention.reference`; None takes `attn_backend`.
     kv_bytes_per_token, num_blocks_that_fit: the sizing functions that plan the pool.
 
-    A part that isn't the package's own is watched: what it breaks is said in terms of the part (PartError).
+    watch: a part that isn't the package's own is watched: what it breaks is said in terms of the part (PartError).
+        False lets a broken allocator, table or prefix cache do its damage, to see what becomes of a model's text.
     """
 
     hash_block: Callable[..., Any] | None = None
@@ -40,6 +41,10 @@ class Parts:
     Scheduler: Callable[..., Any] = Scheduler
     kv_bytes_per_token: Callable[..., int] = sizing.kv_bytes_per_token
     num_blocks_that_fit: Callable[..., int] = sizing.num_blocks_that_fit
+    watch: InitVar[bool] = True  # no field: it is no part
+
+    def __post_init__(self, watch: bool) -> None:
+        object.__setattr__(self, "watch", watch)
 
     @property
     def names_of_others(self) -> list[str]:
@@ -51,11 +56,11 @@ class Parts:
         # `type(...) is`, not isinstance: a learner may subclass our part and break what it inherits.
         allocator = self._make("BlockAllocator", num_blocks, block_size)
         if type(allocator) is not BlockAllocator:
-            allocator = GuardedAllocator(allocator, num_blocks, block_size)
+            allocator = GuardedAllocator(allocator, num_blocks, block_size, self.watch)
         cache = self._make("PrefixCache")
         keys = self._keys(cache)
         if type(cache) is not PrefixCache:
-            cache = GuardedPrefixCache(cache, num_blocks)
+            cache = GuardedPrefixCache(cache, num_blocks, self.watch)
         return BlockManager(
             num_blocks,
             block_size,
@@ -87,7 +92,7 @@ class Parts:
         return hash_block
 
     def _make_table(self, allocator: Any) -> GuardedTable:
-        return GuardedTable(self._make("BlockTable", allocator), allocator)
+        return GuardedTable(self._make("BlockTable", allocator), allocator, self.watch)
 
     def _make(self, name: str, *args: Any) -> Any:
         return call_part(name, "__init__", getattr(self, name), *args)

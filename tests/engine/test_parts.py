@@ -571,3 +571,42 @@ def test_the_package_s_own_parts_are_no_others():
 def test_a_slot_that_does_not_exist_is_named():
     with pytest.raises(TypeError, match="BlockAlocator"):
         Parts(BlockAlocator=MendedAllocator)
+
+
+# Parts that nobody watches, to see what a mistake does
+
+
+def test_unwatched_a_cache_that_never_forgets_gives_one_user_the_other_s_text():
+    """Watched, it can't even be put in; unwatched it answers the first prompt with what stands in its blocks now."""
+    mine, yours = random_prompt(12, 3), random_prompt(12, 4)
+    parts = ARTICLE | {"PrefixCache": SkeletonPrefixCache, "watch": False}
+    engine = make_engine(parts, num_gpu_blocks=4, max_model_len=16)
+    greedy = SamplingParams(max_tokens=3)
+    answers = [engine.generate([prompt], greedy, use_tqdm=False)[0].token_ids for prompt in (mine, yours, mine)]
+    assert answers[0] == own_tokens(engine.model, mine, 3)
+    assert answers[1] == own_tokens(engine.model, yours, 3)
+    assert answers[2] != answers[0]
+
+
+def test_unwatched_an_allocator_may_hand_out_a_block_twice():
+    engine = make_engine(ARTICLE | {"BlockAllocator": SkeletonAllocator, "watch": False})
+    prompt, expected = random_prompt(12), own_tokens(tiny_model("toy"), random_prompt(12), 18)
+    engine.generate([prompt], SamplingParams(max_tokens=2), use_tqdm=False)
+    [output] = engine.generate([prompt], SamplingParams(max_tokens=18), use_tqdm=False)
+    assert output.token_ids != expected
+
+
+def test_unwatched_right_parts_are_right_and_a_part_that_raises_is_still_named():
+    assert_right_tokens(make_engine(ARTICLE | {"watch": False}))
+
+    class Raises(MendedAllocator):
+        def allocate(self):
+            raise ValueError("no")
+
+    with pytest.raises(PartError, match=r"Your BlockAllocator broke in allocate\(\): ValueError: no"):
+        make_engine({"BlockAllocator": Raises, "watch": False}).generate([[5]], use_tqdm=False)
+
+
+def test_to_be_watched_or_not_is_no_part():
+    assert Parts(watch=False).names_of_others == []
+    assert [Parts().watch, Parts(watch=False).watch] == [True, False]
