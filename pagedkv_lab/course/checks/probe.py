@@ -7,7 +7,9 @@ import inspect
 import linecache
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import CodeType
 from typing import Any, NoReturn
 
 from pagedkv_lab.course.checks.limits import CALL_SECONDS, Outcome, call_with_limit
@@ -144,16 +146,34 @@ def takes(function: Callable[..., Any], count: int) -> bool:
 
 
 def line_of(function: Any, error: BaseException) -> str:
-    """The line of the learner's own code at which `error` was raised, as "line 3: ..."; "" where it isn't known."""
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    """The line of the learner's own code at which `error` was raised, as "line 3: ..."; "" where it isn't known.
+
+    function: the function or the class that was checked. What else its file or cell defines is the learner's too.
+    """
+    files = {code.co_filename for code in _codes(inspect.unwrap(function))}
     found, traceback = "", error.__traceback__
     while traceback is not None:
-        if code is not None and traceback.tb_frame.f_code.co_filename == code.co_filename:
-            text = linecache.getline(code.co_filename, traceback.tb_lineno).strip()
+        file = traceback.tb_frame.f_code.co_filename
+        if file in files:
+            text = linecache.getline(file, traceback.tb_lineno).strip()
             found = f"line {traceback.tb_lineno}: {text}" if text else ""
         traceback = traceback.tb_next
     return found
+
+
+def _codes(function: Any) -> Iterator[CodeType]:
+    """The code of a function, of the methods of a class and of its bases, or of a callable object."""
+    if isinstance(function, partial):
+        function = function.func
+    if code := getattr(function, "__code__", None):
+        yield code
+    elif inspect.isclass(function):
+        for member in (member for base in function.__mro__ for member in vars(base).values()):
+            member = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if code := getattr(inspect.unwrap(member), "__code__", None):
+                yield code
+    elif code := getattr(type(function).__call__, "__code__", None):
+        yield code
 
 
 def say(error: BaseException) -> str:
