@@ -130,6 +130,8 @@ def prefill_launch(chip: int, dtype: str, head_dim: int, group: int) -> Launch:
     else:
         rows, tile, warps = 128, 32 if columns == 128 and chip < 90 else 64, 8
     constants = {"DIM": head_dim, "WIDTH": columns, "ROWS": rows, "HEADS": MAX_HEADS, "TILE": tile}
+    if (chip, dtype, columns) == (75, "float32", 256):
+        return Launch(constants, 8, 2, 255)
     return Launch(constants, warps, 2)
 
 
@@ -156,7 +158,7 @@ def quantized_launch(
     if decode:
         plain = decode_launch(chip, dtype, head_dim, group).constants
         rows = heads = next(rows for rows in (1, 4, 16) if rows >= plain["ROWS"])
-        tile = min(64 if columns <= 32 else 32, plain["TILE"])
+        tile = min(64 if columns == 32 else 32, plain["TILE"])
         warps = 8 if rows == 16 and head_dim >= 128 else 4
     else:
         plain = prefill_launch(chip, dtype, head_dim, group).constants
@@ -166,11 +168,13 @@ def quantized_launch(
         warps = 4 if rows == 1 else 8
         if head_dim == 256:
             rows, heads = min(rows, 4), min(heads, 4)
+    if (rows, head_dim, bits) == (1, 128, 4) and channel_block_size:
+        warps = 2  # with four, each thread would hold more than it has registers for, on triton 3.7.1
     constants = {
         "DIM": head_dim, "WIDTH": columns, "ROWS": rows, "HEADS": heads, "TILE": channel_block_size or tile,
         "BITS": bits, "BY_CHANNEL": channel_block_size is not None,
     }  # fmt: skip
-    return Launch(constants, warps, 2, _max_registers(chip))
+    return Launch(constants, warps, 2, 255)
 
 
 def write_tokens_launch(head_dim: int, bits: int) -> Launch:
