@@ -103,7 +103,7 @@ class GuardedAllocator:
             value = len(self.part.free_blocks)
         else:
             raise PartError(self.name, "num_free", "it has neither num_free nor a list free_blocks")
-        if self.watch and (not isinstance(value, int) or not 0 <= value <= self.num_blocks):
+        if self.watch and (not _is_whole(value) or not 0 <= value <= self.num_blocks):
             what = f"{value!r} is not a number of blocks from 0 to {self.num_blocks}"
             raise PartError(self.name, "num_free", what)
         return value
@@ -116,7 +116,7 @@ class GuardedAllocator:
         return list(self._cached)
 
     def _check_block(self, block: Any, method: str) -> int:
-        if not hasattr(block, "__index__") or isinstance(block, bool) or not 0 <= block < self.num_blocks:
+        if not _is_whole(block) or not 0 <= block < self.num_blocks:
             what = f"it returned {block!r}, not a block from 0 to {self.num_blocks - 1}"
             raise PartError(self.name, method, what)
         return block.__index__()
@@ -239,7 +239,7 @@ class GuardedPrefixCache:
         block = call_part(self.name, "lookup", self.part.lookup, key)
         if block is None or not self.watch:
             return block
-        if not isinstance(block, int) or not 0 <= block < self.num_blocks:
+        if not _is_whole(block) or not 0 <= block < self.num_blocks:
             what = f"it returned {block!r}; return a block from 0 to {self.num_blocks - 1}, None for a miss"
             raise PartError(self.name, "lookup", what)
         if self._key_of.get(block) != key:
@@ -248,7 +248,7 @@ class GuardedPrefixCache:
                 f"Look at forget({block}): it must drop the key"
             )
             raise PartError(self.name, "lookup", what)
-        return block
+        return block.__index__()
 
     def insert(self, key: Hashable, block: int) -> None:
         call_part(self.name, "insert", self.part.insert, key, block)
@@ -293,6 +293,11 @@ def guard_hash(function: Callable[..., Hashable], name: str = "hash_block") -> C
         return key
 
     return guarded
+
+
+def _is_whole(value: Any) -> bool:
+    """An int of any kind, numpy's too; not True."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:

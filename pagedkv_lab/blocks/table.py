@@ -71,7 +71,12 @@ class BlockTable:
         return source, destination
 
     def slot(self, position: int) -> int:
-        """Where the token at `position` lies in the pool: physical block x block_size + offset."""
+        """Where the token at `position` lies in the pool: physical block x block_size + offset.
+
+        Raises IndexError where the table doesn't reach that far, and for a negative position.
+        """
+        if position < 0:
+            raise IndexError(f"position {position} is before the sequence's first token")
         block_size = self.allocator.block_size
         return self.blocks[position // block_size] * block_size + position % block_size
 

@@ -4,54 +4,12 @@ Each is written as a learner would write it, apart from the check's own list of 
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial, reduce
-from typing import Any
 
 import numpy as np
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A wrong implementation of `exercise`, and the code of its diagnosis."""
-
-    exercise: str
-    name: str
-    function: Any
-    diagnosis: str
-
-
-@dataclass(frozen=True)
-class Right:
-    """A right implementation of `exercise`, written another way."""
-
-    exercise: str
-    name: str
-    function: Any
-
-
-MUTANTS: list[Mutant] = []
-RIGHTS: list[Right] = []
-
-
-def wrong(exercise: str, diagnosis: str, name: str = "") -> Callable[[Any], Any]:
-    def add(function: Any) -> Any:
-        MUTANTS.append(Mutant(exercise, name or function.__name__, function, diagnosis))
-        return function
-
-    return add
-
-
-def right(exercise: str, name: str = "") -> Callable[[Any], Any]:
-    def add(function: Any) -> Any:
-        RIGHTS.append(Right(exercise, name or type(function).__name__, function))
-        return function
-
-    return add
-
+from mutant_list import right, wrong
 
 # Wrong in ways that have nothing to do with the exercise: each exercise gets each of them.
 
@@ -129,7 +87,7 @@ for _exercise in ARGUMENTS:
         ("a large constant", lambda *args: 819_200_001, "constant"),
     ):
         if (_exercise, _name) != ("best_block_size", "a large constant"):
-            MUTANTS.append(Mutant(_exercise, _name, _function, _diagnosis))
+            wrong(_exercise, _diagnosis, _name, general=True)(_function)
 
 # blocks_for
 

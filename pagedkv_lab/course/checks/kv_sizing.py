@@ -506,10 +506,10 @@ kv_bytes_from_config = FunctionCheck(
 )
 
 EXERCISES = (
-    Exercise("kv_bytes_per_token", "1.1", "Bytes a token", kv_bytes_per_token),
+    Exercise("kv_bytes_per_token", "1.1", "Bytes a token", kv_bytes_per_token, slot="kv_bytes_per_token"),
     Exercise("contiguous_bytes", "1.2", "The contiguous footprint", contiguous_bytes),
     Exercise("paged_bytes", "1.3", "The paged footprint", paged_bytes),
-    Exercise("num_blocks_that_fit", "1.4", "How many blocks fit", num_blocks_that_fit),
+    Exercise("num_blocks_that_fit", "1.4", "How many blocks fit", num_blocks_that_fit, slot="num_blocks_that_fit"),
     Exercise("best_block_size", "1.5", "Choose a block size", best_block_size),
     Exercise("kv_bytes_from_config", "1.6", "Any model's bytes a token", kv_bytes_from_config, stretch=True),
 )

@@ -49,7 +49,8 @@ class Subject:
         self.lines.append(f"{name} = {probe.name}({written})")
         if not takes(factory, len(arguments)):
             message = f"It can't be made from {len(arguments)} arguments. Keep the stub's first lines as they were."
-            self.fail("wrong_arguments", message, hint=None)
+            got = f"{getattr(factory, '__name__', 'it')} does not take them"
+            self.fail("wrong_arguments", message, expected=f"{len(arguments)} arguments", got=got, hint=None)
         # By position: the learner may have renamed them.
         self.object = self._run(factory, [_raw(value) for value in arguments.values()])
         if self.object is None:
@@ -100,7 +101,8 @@ class Subject:
         written = f"{self.name}.{method}({', '.join(_variable(arg) or short(arg) for arg in args)})"
         self.lines.append(written)
         if not callable(function):
-            self.fail("no_method", f"It has no method `{method}`.", hint=hint)
+            rest = {"expected": f"a method `{method}`", "got": "none", "hint": hint}
+            self.fail("no_method", f"It has no method `{method}`.", **rest)
         value = self._run(function, [_raw(arg) for arg in args], expected, hint, allowed, written)
         if isinstance(value, BaseException):
             self.lines[-1] = f"{written}   # {type(value).__name__}"

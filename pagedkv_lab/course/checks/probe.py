@@ -177,8 +177,9 @@ def _codes(function: Any) -> Iterator[CodeType]:
 
 
 def say(error: BaseException) -> str:
-    """ "ZeroDivisionError: division by zero"."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """ "ZeroDivisionError: division by zero", without a full stop of its own at the end."""
+    text = str(error).rstrip(".")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def short(value: Any, limit: int = 200) -> str:

@@ -18,7 +18,8 @@ from pagedkv_lab.errors import PagedKVError
 class Exercise:
     """One exercise. `name` is its keyword in `check(name=...)`, and where it is a part of the engine, the part's name.
 
-    A stretch exercise is counted, but nobody is sent to it.
+    A stretch exercise is counted, but nobody is sent to it. `slot` is the slot of the engine that a solution fills,
+    one of `Parts`, or "" where it fills none; of two exercises for one slot, the later one is what goes in.
     """
 
     name: str
@@ -26,21 +27,27 @@ class Exercise:
     title: str
     examine: Callable[[Any], Report]
     stretch: bool = False
+    slot: str = ""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter's exercises. `folder` is its name in exercises/."""
+    """One chapter's exercises. `folder` is its name in exercises/, `module` the one of this package with its checks."""
 
     folder: str
     title: str
+    module: str
     exercises: tuple[Exercise, ...]
 
 
-#: Folder, title and the module of this package that holds the checks.
+#: Folder, title, module.
 _CHAPTERS = (
     ("00_start_here", "Start here", "start_here"),
     ("01_kv_sizing", "KV cache sizing", "kv_sizing"),
+    ("02_block_allocator", "Block allocator", "block_allocator"),
+    ("03_block_table", "Block table", "block_table"),
+    ("04_prefix_hashing", "Prefix hashing", "prefix_hashing"),
+    ("05_prefix_cache", "Prefix cache", "prefix_cache"),
 )
 
 
@@ -52,7 +59,7 @@ class UnknownExercise(PagedKVError):
 def chapters() -> tuple[Chapter, ...]:
     """All chapters that have exercises, in order."""
     return tuple(
-        Chapter(folder, title, import_module(f"pagedkv_lab.course.checks.{module}").EXERCISES)
+        Chapter(folder, title, module, import_module(f"pagedkv_lab.course.checks.{module}").EXERCISES)
         for folder, title, module in _CHAPTERS
     )
 

@@ -51,7 +51,7 @@ class Report:
     def card(self) -> Card:
         if self.diagnosis is None:
             tried = "Tried: " + ", ".join(self.tried) + "." if self.tried else ""
-            cases = "1 case" if self.cases == 1 else f"{self.cases} cases"
+            cases = "1 case" if self.cases == 1 else f"{self.cases:,} cases"
             notes = tuple(filter(None, (tried, *self.notes)))
             return Card("good", f"`{self.exercise}` passed: {cases}, all right.", notes=notes)
         found = self.diagnosis
