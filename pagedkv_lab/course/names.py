@@ -9,6 +9,7 @@ from typing import Any
 
 from pagedkv_lab.course import cards
 from pagedkv_lab.course.checks.registry import exercises
+from pagedkv_lab.course.keeping import kept
 from pagedkv_lab.errors import PagedKVError
 
 _RUN_ABOVE = "In JupyterLab: Run ▸ Run All Above Selected Cell."
@@ -26,8 +27,15 @@ def sentence_for(error: NameError, top_level: bool) -> str | None:
     name = getattr(error, "name", None)
     if not name or isinstance(error, UnboundLocalError) or not top_level:
         return None
+    if name in ("check", "examine", "mine", "progress", "require", "run_for_real"):
+        return f"`{name}` is the course's: `from pagedkv_lab.course import {name}`."
     if name in exercises():
         exercise = exercises()[name]
+        if exercise.slot and kept(name) is not None:
+            return (
+                f"`{name}` does not exist yet in this notebook, but you have passed it, and it is kept: "
+                f"`{name} = mine().parts.{exercise.slot}` loads it. Or run the cell of exercise {exercise.number}."
+            )
         return (
             f"`{name}` does not exist yet in this notebook: the cell of exercise {exercise.number} defines it. "
             f"Run that cell first. {_RUN_ABOVE}"

@@ -1,17 +1,15 @@
-"""What the learner has done: which exercises passed, and the source of what passed. Local files, nothing sent.
+"""What the learner has done: which exercises passed, and which parts of the engine are theirs. Nothing is sent.
 
     PAGEDKV_HOME, or .pagedkv/ next to the learner's notebooks
         progress.json     {"version": 1, "passed": {exercise: {"at": when}}}
-        parts/NAME.py     the source of an implementation that passed
+        parts/NAME.py     the source of an implementation that passed, see keeping.py
 
-Knows files. Does not know how an exercise is checked, nor how a kept source becomes a part again.
+Knows which exercises there are. Does not know how one is checked, nor how an engine takes a part.
 """
 
+import ast
 import html
-import inspect
 import json
-import os
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +19,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pagedkv_lab.course.checks.registry import Chapter, Exercise, chapters, exercises
+from pagedkv_lab.course.folder import home, write_whole
+from pagedkv_lab.course.keeping import keep, kept
+from pagedkv_lab.course.standalone import CannotKeep
 
 #: The parts that an engine is put together from, as `Parts` names them.
 ENGINE_PARTS = (
@@ -38,84 +39,68 @@ _VERSION = 1
 _LOCK_SECONDS = 5
 
 
-def home() -> Path:
-    """The folder that remembers. Not made here.
-
-    `PAGEDKV_HOME` if set; else `.pagedkv` in the nearest folder, from the current one upward, that holds
-    exercises/, notebooks/ or the course's pyproject.toml; else the user's data folder. Work in the course's
-    solutions/ is kept apart, in a subfolder: running a solution is not solving it.
-    """
-    if chosen := os.environ.get("PAGEDKV_HOME"):
-        return Path(chosen).expanduser()
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if any((folder / name).is_dir() for name in ("exercises", "notebooks")) or _is_the_course(folder):
-            in_solutions = here.relative_to(folder).parts[:1] == ("solutions",)
-            return folder / ".pagedkv" / ("solutions" if in_solutions else "")
-    from platformdirs import user_data_path
-
-    return user_data_path("pagedkv-lab", appauthor=False)
-
-
 def remember(name: str, implementation: Any) -> str:
-    """Note that the exercise `name` passed, and keep its source. Returns "" or a sentence about what went wrong.
+    """Note that the exercise `name` passed, and keep its source. Returns "" or a sentence for the learner.
 
-    Never raises for a disk that is full or read-only: a pass is a pass.
+    Never raises for a disk that is full or read-only, nor for a source that can't be had: a pass is a pass.
     """
+    slot = exercises()[name].slot if name in exercises() else ""
     try:
         with _lock():
-            passed, problem = _read()
-            passed.setdefault(name, {"at": datetime.now(UTC).isoformat(timespec="seconds")})
-            _write(home() / "progress.json", json.dumps({"version": _VERSION, "passed": passed}, indent=2) + "\n")
-        keep(name, implementation)
-        return problem
+            passed, said = _read()
+            if name not in passed:
+                passed[name] = {"at": datetime.now(UTC).isoformat(timespec="seconds")}
+                write_whole(
+                    home() / "progress.json", json.dumps({"version": _VERSION, "passed": passed}, indent=2) + "\n"
+                )
     except Timeout:
         return f"This pass could not be remembered: another notebook has locked {home()}. Run the cell again."
     except OSError as error:
-        return f"This pass could not be remembered in {home()}: {error.strerror or error}."
+        return f"This pass could not be remembered in {_home_in_words()}: {error.strerror or error}."
+    about_keeping = _keep_and_say(name, implementation)
+    return " ".join(filter(None, (said, about_keeping if slot else "")))
 
 
-def keep(name: str, implementation: Any) -> Path | None:
-    """Write the source of `implementation` (a function, a class, or an object of one) to parts/NAME.py.
-
-    Returns the file, or None where Python has no source for it. Raises OSError where it can't be written.
-    """
-    target = implementation
-    if not (inspect.isroutine(target) or inspect.isclass(target)):
-        target = type(target)
+def _keep_and_say(name: str, implementation: Any) -> str:
+    """Keep the source of a part, and say what came of it."""
     try:
-        source = textwrap.dedent(inspect.getsource(target))
-    except (OSError, TypeError):
-        return None
-    path = home() / "parts" / f"{name}.py"
-    _write(path, source if source.endswith("\n") else source + "\n")
-    return path
-
-
-def kept(name: str) -> str | None:
-    """The source that `keep` wrote for `name`, or None."""
-    try:
-        return (home() / "parts" / f"{name}.py").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
+        keep(name, implementation)
+        return "It is kept: `mine()` loads it in later chapters."
+    except CannotKeep as why:
+        before = " They go on with the version that you kept before." if kept(name) is not None else ""
+        return f"It counts, but later chapters can't load it, because {why}.{before}"
+    except (OSError, ValueError) as error:  # ValueError: text that no file can hold
+        return f"It counts, but its source could not be kept: {getattr(error, 'strerror', None) or error}."
 
 
 @dataclass(frozen=True, repr=False)
 class Progress:
     """Where the learner stands. Shows itself in a notebook and as text.
 
-    `passed` holds the names of the exercises that passed; `problem` is a sentence about an unreadable file, or "".
+    `passed` holds the names of the exercises that passed, `kept` those of them whose source is there to be loaded;
+    `problem` is a sentence about an unreadable file, or "".
     """
 
     chapters: tuple[Chapter, ...]
     passed: frozenset[str]
     problem: str = ""
     parts: tuple[str, ...] = field(default=ENGINE_PARTS)
+    kept: frozenset[str] = frozenset()
 
     @property
     def owned_parts(self) -> list[str]:
-        """The engine's parts that are the learner's, in the engine's order."""
-        return [part for part in self.parts if part in self.passed]
+        """The engine's parts that the learner has written, in the engine's order."""
+        owned = {exercise.slot for exercise in self._passed_parts()}
+        return [part for part in self.parts if part in owned]
+
+    @property
+    def lost_parts(self) -> list[Exercise]:
+        """Exercises that passed and fill a slot of the engine, and whose source is not there to be loaded."""
+        return [exercise for exercise in self._passed_parts() if exercise.name not in self.kept]
+
+    def _passed_parts(self) -> list[Exercise]:
+        listed = (exercise for chapter in self.chapters for exercise in chapter.exercises)
+        return [exercise for exercise in listed if exercise.slot and exercise.name in self.passed]
 
     @property
     def next_exercise(self) -> tuple[Chapter, Exercise] | None:
@@ -135,6 +120,7 @@ class Progress:
                 for chapter in self.chapters
             },
             "parts_owned": self.owned_parts,
+            "parts_kept": [e.name for e in self._passed_parts() if e.name in self.kept],
             "parts_total": len(self.parts),
             "next": following[1].name if following else None,
         }
@@ -177,9 +163,16 @@ class Progress:
 
     def _sentences(self) -> list[str]:
         owned, sentences = self.owned_parts, []
-        verb = "part of this engine is yours" if len(owned) == 1 else "parts of this engine are yours"
-        of = f"{len(owned)} of {len(self.parts)}"
-        sentences.append(f"{of} {verb}{': ' + ', '.join(owned) if owned else ''}.")
+        verb = "is" if len(owned) == 1 else "are"
+        of = f"{len(owned)} of {len(self.parts)} parts of this engine {verb} yours"
+        sentences.append(f"{of}{': ' + ', '.join(owned) if owned else ''}.")
+        if loadable := [e.name for e in self._passed_parts() if e.name in self.kept]:
+            sentences.append(f"Kept for later chapters, where mine() loads them: {', '.join(loadable)}.")
+        for exercise in self.lost_parts:
+            sentences.append(
+                f"{exercise.name} passed, but its source is not kept: open its notebook, and run the cells of exercise "
+                f"{exercise.number} again."
+            )
         if following := self.next_exercise:
             chapter, exercise = following
             sentences.append(f"Next: exercise {exercise.number}, {exercise.title}, in exercises/{chapter.folder}.")
@@ -199,7 +192,17 @@ def progress() -> Progress:
                 passed, problem = _read()
         except (OSError, Timeout) as error:
             problem = f"The file in {home()} could not be read: {getattr(error, 'strerror', None) or error}."
-    return Progress(chapters(), frozenset(passed) & frozenset(exercises()), problem)
+    known = frozenset(passed) & frozenset(exercises())
+    return Progress(chapters(), known, problem, kept=frozenset(name for name in known if _could_load(name)))
+
+
+def _could_load(name: str) -> bool:
+    """Whether a kept source is there and is Python. What it does is seen only when it runs, and nothing runs here."""
+    source = kept(name)
+    try:
+        return source is not None and bool(ast.parse(source).body)
+    except (SyntaxError, ValueError):
+        return False
 
 
 def _lock() -> FileLock:
@@ -232,16 +235,8 @@ def _parse(path: Path) -> dict[str, Any] | None:
     return dict(passed) if isinstance(passed, Mapping) else None
 
 
-def _write(path: Path, text: str) -> None:
-    """Atomically: a reader sees the old file or the new one, and a crash leaves one of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
-def _is_the_course(folder: Path) -> bool:
+def _home_in_words() -> str:
     try:
-        return 'name = "pagedkv_lab"' in (folder / "pyproject.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
+        return str(home())
+    except OSError:
+        return "a folder that is gone"

@@ -8,7 +8,8 @@ from dataclasses import fields
 import pytest
 
 from pagedkv_lab.course.checks.registry import exercises
-from pagedkv_lab.course.progress import ENGINE_PARTS, Progress, home, keep, kept, progress, remember
+from pagedkv_lab.course.folder import home
+from pagedkv_lab.course.progress import ENGINE_PARTS, Progress, progress, remember
 
 
 @pytest.fixture
@@ -19,6 +20,10 @@ def folder(tmp_path, monkeypatch):
 
 def some_function(x):
     return x + 1
+
+
+def kv_bytes_per_token(num_layers, num_kv_heads, head_dim, bytes_per_number):
+    return int(2 * num_layers * num_kv_heads * head_dim * bytes_per_number)
 
 
 def test_nothing_is_written_by_looking(folder):
@@ -118,20 +123,6 @@ def test_running_a_solution_is_not_solving_it(tmp_path, monkeypatch):
     assert progress().passed == frozenset()
 
 
-def test_sources_of_functions_classes_and_objects_are_kept(folder):
-    class Counter:
-        def __call__(self):
-            return 1
-
-    assert keep("function", some_function).read_text() == "def some_function(x):\n    return x + 1\n"
-    keep("class", Counter)
-    keep("object", Counter())
-    assert kept("class") == kept("object")
-    assert kept("class").startswith("class Counter:")
-    assert keep("builtin", len) is None
-    assert kept("builtin") is None
-
-
 def test_what_is_shown(folder):
     text = str(progress())
     assert "0 of 8 parts of this engine are yours." in text
@@ -145,6 +136,34 @@ def test_what_is_shown(folder):
     assert progress().as_dict()["next"] == "contiguous_bytes"
 
 
+def test_a_part_that_is_kept_and_one_whose_source_is_lost(folder):
+    remember("kv_bytes_per_token", kv_bytes_per_token)
+    text = str(progress())
+    assert "1 of 8 parts of this engine is yours: kv_bytes_per_token." in text
+    assert "Kept for later chapters, where mine() loads them: kv_bytes_per_token." in text
+    assert progress().as_dict()["parts_kept"] == ["kv_bytes_per_token"]
+    (folder / "parts" / "kv_bytes_per_token.py").write_text("def kv_bytes_per_token(:")
+    text = str(progress())
+    assert "1 of 8 parts of this engine is yours" in text
+    assert (
+        "kv_bytes_per_token passed, but its source is not kept: open its notebook, and run the cells of exercise 1.1"
+        in text
+    )
+    (folder / "parts" / "kv_bytes_per_token.py").unlink()
+    assert "source is not kept" in progress()._repr_html_()
+    assert progress().as_dict()["parts_kept"] == []
+
+
+def test_an_exercise_that_is_no_part_is_not_said_to_be_lost(folder):
+    remember("blocks_for", lambda x: x)
+    assert "not kept" not in str(progress())
+
+
+def test_of_two_exercises_for_one_slot_either_makes_it_yours(folder):
+    remember("CachingAllocator", some_function)
+    assert progress().owned_parts == ["BlockAllocator"]
+
+
 def test_when_all_is_done_nothing_is_next():
     done = Progress(progress().chapters, frozenset(exercises()))
     assert done.next_exercise is None
@@ -154,12 +173,15 @@ def test_when_all_is_done_nothing_is_next():
 def test_the_parts_are_those_that_the_engine_takes():
     from pagedkv_lab.engine import Parts
 
-    assert set(ENGINE_PARTS) == {field.name for field in fields(Parts)}
+    assert set(ENGINE_PARTS) == {field.name for field in fields(Parts)} - {"watch"}
+    assert {exercise.slot for exercise in exercises().values()} <= {"", *ENGINE_PARTS}
 
 
 def test_no_temporary_files_are_left(folder):
     remember("blocks_for", some_function)
+    remember("kv_bytes_per_token", kv_bytes_per_token)
     assert sorted(os.listdir(folder)) == ["parts", "progress.json", "progress.lock"]
+    assert os.listdir(folder / "parts") == ["kv_bytes_per_token.py"]
 
 
 def test_the_command_shows_and_writes_it(folder, tmp_path, capsys):
