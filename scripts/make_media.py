@@ -1,10 +1,11 @@
 """Makes the files in docs/media, which the README shows, from one real run of the bundled model.
 
-    python scripts/make_media.py [--out docs/media] [--keep-run FILE] [--run FILE]
+    python scripts/make_media.py [--out docs/media] [--keep-run FILE] [--run FILE] [--map]
 
 first_run.html is the replay, whole in one file; playground-light.png and playground-dark.png are it at a good moment;
 pool.gif and pool-dark.gif are it played through. It takes about a minute on two cores. Two runs give the same recording
 but for the times in it: first_run.html differs in its bytes, and the stills in the tile with the tokens a second.
+course_map.png is the chapters and what they build; `--map` makes it alone, with neither model nor browser.
 
 Knows how a page is photographed and a GIF is packed. Does not know what is asked of the model (`first_run` does), nor
 how the page is drawn.
@@ -24,7 +25,8 @@ import first_run
 import numpy as np
 from PIL import Image
 
-from pagedkv_lab.show import Recording
+from pagedkv_lab.course.outline import COURSE
+from pagedkv_lab.show import Recording, course_map
 
 MODEL = "SmolLM2-135M-Instruct"
 THEMES = ("light", "dark")
@@ -57,10 +59,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "media", help="folder")
     parser.add_argument("--keep-run", type=Path, metavar="FILE", help="also save the recording, e.g. run.pagedkv")
     parser.add_argument("--run", type=Path, metavar="FILE", help="show this recording instead of making one")
+    parser.add_argument("--map", action="store_true", help="make course_map.png alone")
     options = parser.parse_args()
     out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "course_map.png").write_bytes(course_map(COURSE).png())
+    say(out / "course_map.png")
+    if options.map:
+        return
     with browser() as chromium:  # first: where there is none, nobody should wait for the run
-        out.mkdir(parents=True, exist_ok=True)
         recording = Recording.load(options.run) if options.run else make_recording()
         if options.keep_run:
             recording.save(options.keep_run)

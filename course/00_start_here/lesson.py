@@ -10,7 +10,7 @@
 # - read the live picture of the block pool: free, cached, in use, shared, partly filled,
 # - put a part of your own into the engine, and read what a check says about it.
 #
-# 20 minutes. Needs nothing but the model that came with the course: no GPU, no network. Run a cell with Shift+Enter, or all of them with *Run ▸ Run All Cells* (under a minute).
+# 20 minutes · Difficulty ●○○○○ · Needs nothing but the model that came with the course. No GPU, no network. Run a cell with Shift+Enter, or all of them with *Run ▸ Run All Cells* (under a minute). The course's words are explained in the [glossary](glossary.ipynb).
 
 # %% [markdown]
 # ## 1. First, look
@@ -284,7 +284,7 @@ def blocks_for(num_tokens, block_size):
 examine("blocks_for", blocks_for)
 
 # %% [markdown]
-# In the exercises the call is `check(blocks_for=blocks_for)`. It says the same, and it remembers what you have passed. Below each exercise there are three hints to unfold. The exercises of this chapter are in `exercises/00_start_here`.
+# In the exercises the call is `check(blocks_for=blocks_for)`. It says the same, and it remembers what you have passed. Below each exercise there are three hints to unfold. The exercise of this chapter is in [its workbook](../exercises/00_start_here/00_start_here.ipynb).
 
 # %% [markdown]
 # ## 9. Is this machine ready for the rest?
@@ -302,28 +302,24 @@ print("Something is missing: see above." if problems else "The course can run he
 # %% [markdown]
 # ## The way from here
 #
-# | chapter | the question | part you write |
-# |:---|:---|:---|
-# | **00 Start here** | where did the 96 tokens go? | |
-# | **01 KV sizing** | what does one token weigh, and how many users fit? | `kv_bytes_per_token`, `num_blocks_that_fit` |
-# | 02 Block allocator | who owns which block, and what is a leak? | `BlockAllocator` |
-# | 03 Block table | where in the pool is position 37? | `BlockTable` |
-# | 04 Prefix hashing | when are two blocks the same? | `hash_block` |
-# | 05 Prefix cache | what stays, and what goes first? | `PrefixCache` |
-# | 06 Copy-on-write | what if a shared block is written? | |
-# | 07 Paged attention | how does a model read scattered blocks? | `paged_attention` |
-# | 08 Scheduler | who runs in this step? | `Scheduler` |
-# | 09 Measure | is it true that this doubles the throughput? | |
-# | 10 Debugging | which part of this engine is broken? | |
-# | 11 From nano-vllm to vLLM | how do the real ones do it? | |
-# | 12 Quantized cache | how few bits will do? | |
-# | 13 Eviction | which tokens can be forgotten? | |
-# | 14 Many GPUs | how is one pool spread over four cards? | |
-# | 15 Capstone | does an engine of your own parts keep up? | all of them |
+# The course as a map. At the left are the chapters in which you build the engine, in the middle its parts, at the right the chapters that take it from there. An arrow leads from a chapter to the part that comes out of it, and to the chapters that need it.
+
+# %%
+from pagedkv_lab import show
+from pagedkv_lab.course.outline import COURSE, ChapterList
+
+show.course_map(COURSE)
+
+# %% [markdown]
+# *What you need first is always further up. Where two arrows end at one part, the later chapter replaces or extends what the earlier one made.*
 #
-# The chapters that you have are in the folder `notebooks`. From chapter 01 on, each one also takes the article's claims on its topic, recomputes them in front of you, and says which hold.
-#
-# Next: [01 · KV sizing](01_kv_sizing.ipynb).
+# The same as a list, with the question that each chapter answers:
+
+# %%
+ChapterList()
+
+# %% [markdown]
+# Each chapter is a lesson in the folder `notebooks`, like this one, and a workbook in `exercises`, in which you write the part. From chapter 01 on, each one also takes the article's claims on its topic, recomputes them in front of you, and says which hold.
 
 # %% [markdown]
 # ## In production
@@ -438,3 +434,5 @@ key_terms(
 #
 # - Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP 2023 ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). Section 3 is the problem, 4.1 to 4.3 are blocks, tables and how a sequence grows, 4.4 is sharing.
 # - Vaswani et al., *Attention Is All You Need*, 2017 ([arXiv 1706.03762](https://arxiv.org/abs/1706.03762)). Section 3.2: queries, keys and values.
+#
+# Now write your first line, in the [workbook](../exercises/00_start_here/00_start_here.ipynb). Then [01 · KV sizing](01_kv_sizing.ipynb).

@@ -135,6 +135,8 @@ print(f"{int((engine.snapshot().ref_count > 0).sum())} blocks in use")
 #
 # A pass is remembered in a small file on this machine, in `.pagedkv` next to your notebooks. Nothing is sent
 # anywhere. In a terminal, `pagedkv progress` shows the same.
+#
+# Next: [01 · KV sizing](../../notebooks/01_kv_sizing.ipynb).
 
 # %%
 from pagedkv_lab.course import progress

@@ -9,7 +9,7 @@
 # - compute what a server reserves, contiguously and in blocks, and how many users fit,
 # - judge a number that somebody tells you about memory, the article's included.
 #
-# 30 minutes. Needs nothing but the bundled model. All cells together run in about ten seconds.
+# 30 minutes · Difficulty ●●○○○ · Needs nothing but the bundled model. All cells together run in about ten seconds. Before it: [00 · Start here](00_start_here.ipynb). Words: the [glossary](glossary.ipynb).
 
 # %%
 from dataclasses import replace
@@ -497,7 +497,7 @@ key_terms(
 # ## Read on
 #
 # - Kwon et al., PagedAttention, SOSP 2023 ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). Section 3 has the 800 KB and the 1.6 GB, and finds that existing systems fill 20.4 to 38.2 % of the cache memory that they hold.
-# - Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need*, 2019 ([arXiv 1911.02150](https://arxiv.org/abs/1911.02150)): MQA.
+# - Shazeer, *Fast Transformer Decoding: One Write-Head is All You Need*, 2019 ([arXiv 1911.02150](https://arxiv.org/abs/1911.02150)). Section 3: MQA, and what it saves in decode.
 # - Ainslie et al., *GQA*, EMNLP 2023 ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). Section 2.2 is the idea.
 #
-# Now write the functions yourself: `exercises/01_kv_sizing`. The engine will plan its pool with them.
+# Now write the functions yourself, in the [workbook](../exercises/01_kv_sizing/01_kv_sizing.ipynb): the engine will plan its pool with them. Then [02 · Block allocator](02_block_allocator.ipynb).

@@ -466,6 +466,9 @@ pool_picture(snapshot)
 
 # %% [markdown]
 # ## Your progress
+#
+# Next: [02 · Block allocator](../../notebooks/02_block_allocator.ipynb), whose `BlockAllocator` hands out the blocks that
+# you have counted here.
 
 # %%
 from pagedkv_lab.course import progress

@@ -1,10 +1,14 @@
 """The course's words, each explained once. A lesson lists its key terms by name.
 
-Knows words. The one place where a term is explained; lessons link to it by listing it.
+Knows words. The one place where a term is explained: a lesson shows its own terms with `key_terms`, and the page of
+all terms, notebooks/glossary.ipynb, is built from here. Does not know which chapter lists which term.
 """
 
 import difflib
+import re
 from dataclasses import dataclass
+
+PAGE = "glossary.ipynb"  # beside the lessons
 
 TERMS: dict[str, str] = {
     "token": "A piece of text, a word or less, with a number. Models read and write tokens.",
@@ -31,7 +35,7 @@ TERMS: dict[str, str] = {
     "head_dim": "Numbers in one key or one value of one head.",
     "bytes a token": "2 × layers × KV heads × head_dim × bytes a number: what one token adds to the cache.",
     "contiguous": "The old way: each request gets one stretch of memory, as long as the longest request allowed.",
-    "paged": "The other way: a request gets blocks, anywhere in the pool, as it grows.",
+    "paged": "A request gets blocks, anywhere in the pool, as it grows; nothing is reserved for it beforehand.",
     "utilization": "Share of the reserved slots that hold a token.",
     "internal fragmentation": "Reserved and never filled: the rest of a stretch, or of a last block.",
     "external fragmentation": "Free, and useless because no piece of it is long enough. Equal blocks have none.",
@@ -39,6 +43,36 @@ TERMS: dict[str, str] = {
     "max_model_len": "The longest sequence that the engine admits, prompt and output together, in tokens.",
     "gpu_memory_utilization": "Share of the memory that the engine may use; the rest stays free.",
     "KiB, MiB, GiB": "2¹⁰, 2²⁰, 2³⁰ bytes. KB, MB, GB are 10³, 10⁶, 10⁹: 7% less at the G.",
+    "slot mapping": "For each token of a step, the slot that its keys and values are written to.",
+    "position": "A token's place in its sequence, from 0.",
+    "logical block": "A sequence's own count of its blocks: position // block_size.",
+    "physical block": "A block's number in the pool. The block table leads there from the logical block.",
+    "offset": "A token's place in its block: position % block_size.",
+    "page table": "An operating system's block table: from a process's pages to the memory's. Hardware reads it.",
+    "padding": "What fills up an array's shorter rows. It must never be read.",
+    "free list": "The blocks that nobody holds, in a list, a stack or a queue: what `allocate` takes from.",
+    "bitmap": "One bit a block, set where it is free. Small; the next free bit must be searched.",
+    "leak": "A block that is counted as held by somebody who no longer exists. Nobody will free it.",
+    "double free": "Giving back a block once more than it was taken: soon two sequences hold it.",
+    "O(1)": "Equally fast however large the pool is: a fixed number of steps.",
+    "OutOfBlocks": "The error that says that no block is left: how many are free, cached, in use, and who holds most.",
+    "context manager": "What a `with` uses: it cleans up on the way out, whatever the way (`try` and `finally`).",
+    "full block": "A block whose slots are all filled. Only full blocks have a key and are shared.",
+    "block key": "What a full block is found by: equal where its tokens and all tokens before are equal.",
+    "hash chain": "Each key is made from the block's tokens and the key of the block before: it stands for the past.",
+    "extra keys": "What else goes into a block's key, as (tag, value) pairs: a salt, a LoRA adapter, an image's hash.",
+    "cache salt": "A secret in the first block's key (`cache_salt`): only requests with the same one share.",
+    "collision": "Two inputs with the same hash. In a prefix cache, one prompt is handed another one's cache.",
+    "sha256": "A hash of 32 bytes, the same in every process, for which nobody has found a collision.",
+    "side channel": "What a system tells without saying it, such as by the time that an answer takes.",
+    "hit rate": "Share of the prompt tokens that were found in the prefix cache.",
+    "findable": "Of a block: a key leads to it. In use or free, its contents can be shared.",
+    "eviction": "Handing out a cached block: its key is forgotten, and its contents are overwritten.",
+    "LRU": "Least recently used: of the cached blocks, the one freed longest ago is evicted first.",
+    "full hit": "A prompt whose blocks are all found. Its last token is computed all the same, and written nowhere.",
+    "stale entry": "A key that still leads to a block whose contents have changed: one user gets another's answer.",
+    "trace": "A record of requests that were really made, or might have been, without their text: times and blocks.",
+    "LoRA adapter": "A small addition to a model's weights, chosen by request. It computes other keys and values.",
 }
 
 
@@ -53,8 +87,18 @@ class Glossary:
         return "\n".join(f"{term:<{width}}  {TERMS[term]}" for term in self.terms)
 
     def _repr_markdown_(self) -> str:
-        rows = [f"| **{term}** | {TERMS[term]} |" for term in self.terms]
-        return "\n".join(["| term | meaning |", "|:---|:---|", *rows])
+        rows = [f"| [**{term}**]({PAGE}#cell-id={cell_id(term)}) | {TERMS[term]} |" for term in self.terms]
+        table = ["| term | meaning |", "|:---|:---|", *rows]
+        return "\n".join([*table, "", f"A term leads to its place in the [glossary]({PAGE}), with all other terms."])
+
+
+def cell_id(term: str) -> str:
+    """The id of the term's cell on the page of all terms. JupyterLab and nbconvert both know #cell-id=.
+
+    A heading's id would do as well, but not where JupyterLab has yet to open the page: it looks for headings before
+    they are there.
+    """
+    return re.sub(r"[^A-Za-z0-9_]+", "-", term).strip("-")
 
 
 def key_terms(*names: str) -> Glossary:

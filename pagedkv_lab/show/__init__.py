@@ -15,6 +15,7 @@ _NAMES_IN = {
         "bytes_per_token",
         "contiguous_against_paged",
         "copy_on_write",
+        "course_map",
         "footprint_over_time",
         "hash_chains",
         "hit_rate_by_capacity",

@@ -7,6 +7,7 @@ from looking import is_on_the_page, pixels
 from reports import step
 
 from pagedkv_lab import show
+from pagedkv_lab.course.outline import COURSE
 from pagedkv_lab.show import figures
 from pagedkv_lab.show.style import INK
 from pagedkv_lab.sizing import BUILT_IN_SHAPES
@@ -35,6 +36,7 @@ FIGURES = {
     "attention_reads": lambda: figures.attention_reads([[29, 28, 9]], [[7, 2]], [6], block_size=4, num_blocks=9),
     "schedule_gantt": lambda: figures.schedule_gantt(REPORTS),
     "latency_distributions": lambda: figures.latency_distributions({"one": ([0.1, 0.2], [0.01, None])}),
+    "course_map": lambda: figures.course_map(COURSE),
     "hit_rate_by_capacity": lambda: figures.hit_rate_by_capacity({"LRU": {100: 0.1, 1000: 0.4}}, no_limit=0.5),
 }
 

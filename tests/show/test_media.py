@@ -4,13 +4,17 @@
 """
 
 import base64
+import io
 import re
 from pathlib import Path
 
+import matplotlib.image
+import numpy as np
 import pytest
 from PIL import Image
 
-from pagedkv_lab.show import Recording, bundle
+from pagedkv_lab.course.outline import COURSE
+from pagedkv_lab.show import Recording, bundle, course_map
 
 ROOT = Path(__file__).parents[2]
 MEDIA = ROOT / "docs" / "media"
@@ -34,6 +38,7 @@ def recording(page, tmp_path_factory) -> Recording:
 @pytest.mark.parametrize(
     ("name", "most_bytes"),
     [
+        ("course_map.png", 300_000),
         ("first_run.html", 500_000),
         ("playground-light.png", 350_000),
         ("playground-dark.png", 350_000),
@@ -48,6 +53,7 @@ def test_file_is_there_and_small(name, most_bytes):
 def test_nothing_else_is_kept():
     """A file that the script has ceased to make would be shown for ever."""
     made = {"first_run.html", "playground-light.png", "playground-dark.png", "pool.gif", "pool-dark.gif"}
+    made |= {"course_map.png"}
     assert {path.name for path in MEDIA.iterdir()} == made
 
 
@@ -80,6 +86,14 @@ def brightness(name: str) -> float:
     with Image.open(MEDIA / name) as picture:
         pixels = picture.convert("L").resize((1, 1), Image.Resampling.BOX)
     return pixels.getpixel((0, 0))
+
+
+def test_the_map_is_of_todays_course():
+    """Made again with `python scripts/make_media.py --map` when a chapter is added, or the drawing has changed."""
+    today = matplotlib.image.imread(io.BytesIO(course_map(COURSE).png()))
+    kept = matplotlib.image.imread(MEDIA / "course_map.png")
+    assert kept.shape == today.shape
+    assert np.abs(kept - today).mean() < 0.001, "another release of the font's renderer may move an edge, no more"
 
 
 def test_page_needs_no_other_address(page):

@@ -8,6 +8,9 @@
     scrub.py       what is taken out of outputs: addresses, paths, progress bars, widget ids
     build.py       plan, execute, write
     stale.py       plan, compare with what is committed
+    header.py      what a lesson says about itself: minutes, difficulty, needs
+    glossary_page.py  the glossary -> a notebook of text
+    pages.py       that notebook and the README's list of chapters: made, compared
     console.py     what `pagedkv course build` prints
 
 Knows notebooks and files. Knows nothing of the engine, and does not import torch.

@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 import nbformat
 from nbformat import NotebookNode
 
+from pagedkv_lab.course.builder.pages import GLOSSARY
 from pagedkv_lab.course.builder.plan import BUILT_FOLDERS, Planned, added_only, all_chapters, plan_chapter
 
 
@@ -45,7 +46,7 @@ def find_stale(root: Path, chapters: list[str]) -> list[Stale]:
 
 
 def _orphans(root: Path) -> list[Stale]:
-    expected = {planned.path for chapter in all_chapters(root) for planned in plan_chapter(root, chapter)}
+    expected = {planned.path for chapter in all_chapters(root) for planned in plan_chapter(root, chapter)} | {GLOSSARY}
     found = {
         PurePosixPath(path.relative_to(root).as_posix())
         for folder in BUILT_FOLDERS

@@ -11,9 +11,11 @@ the colours of `show.style` and says in one sentence (`says`) what there is to s
     schedule    who ran in which step                                     (step reports)
     latency     TTFT and TPOT of several engines                          (request outputs)
     hit_rate    hit rate by the capacity of the cache                     (points)
+    course_map  which chapter builds what, and needs what                 (chapters)
 """
 
 from pagedkv_lab.show.figures.chains import hash_chains
+from pagedkv_lab.show.figures.course_map import course_map
 from pagedkv_lab.show.figures.hit_rate import hit_rate_by_capacity
 from pagedkv_lab.show.figures.latency import latency_distributions
 from pagedkv_lab.show.figures.memory import footprint_over_time, memory_over_time
@@ -34,6 +36,7 @@ __all__ = [
     "bytes_per_token",
     "contiguous_against_paged",
     "copy_on_write",
+    "course_map",
     "footprint_over_time",
     "hash_chains",
     "hit_rate_by_capacity",

@@ -7,6 +7,7 @@ import pytest
 from tiny_course import CHAPTER, write_course
 
 from pagedkv_lab.course.builder.build import build_chapter
+from pagedkv_lab.course.builder.pages import build_pages
 
 
 @pytest.fixture(scope="session")
@@ -14,6 +15,7 @@ def built_once(tmp_path_factory) -> Path:
     """The tiny course with its notebooks built. Look, don't touch."""
     root = write_course(tmp_path_factory.mktemp("course"))
     build_chapter(root, CHAPTER)
+    build_pages(root)
     return root
 
 
