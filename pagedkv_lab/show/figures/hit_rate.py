@@ -9,6 +9,7 @@ from pagedkv_lab.show.figures.page import WIDTH, escaped
 from pagedkv_lab.show.style import GREY, INK, SEQUENCE_COLOURS, Picture, picture
 
 _MARKERS = "os^Dv*"  # the second cue, beside the colour
+_MOST_TICKS = 8  # capacities that are written out below the axis; of more, powers of ten
 
 
 def hit_rate_by_capacity(
@@ -50,13 +51,16 @@ def hit_rate_by_capacity(
                 textcoords="offset points", ha="left",
             )  # fmt: skip
         axes.set(xscale="log", ylim=(0, min(1.05, best * 1.18) or 1), xlabel=xlabel, ylabel="found, of all looked up")
+        capacities = sorted({capacity for points in lines.values() for capacity in points})
+        if len(capacities) <= _MOST_TICKS:
+            axes.set_xticks(capacities)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.xaxis.set_minor_formatter(lambda *_: "")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.margins(x=0.06)
         axes.grid(True, which="major", color=GREY, alpha=0.25, linewidth=0.7)
         if len(lines) > 1:
-            axes.legend(loc="lower right")
+            axes.legend(loc="best")
         else:
             axes.set_title(escaped(next(iter(lines))), weight="bold")
     return figure
