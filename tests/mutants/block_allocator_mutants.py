@@ -1061,6 +1061,35 @@ class Decorated(BitmapInt):
     allocate, share, free = (locked(vars(BitmapInt)[name]) for name in ("allocate", "share", "free"))
 
 
+@right("ThreadSafeAllocator")
+class GeneratorLock(OrderedFree):
+    """a lock taken in a generator, as a context manager of its own"""
+
+    def __init__(self, num_blocks, block_size):
+        super().__init__(num_blocks, block_size)
+        self.lock = threading.Lock()
+
+    @contextmanager
+    def alone(self):
+        self.lock.acquire()
+        try:
+            yield
+        finally:
+            self.lock.release()
+
+    def allocate(self):
+        with self.alone():
+            return super().allocate()
+
+    def share(self, block):
+        with self.alone():
+            super().share(block)
+
+    def free(self, block):
+        with self.alone():
+            super().free(block)
+
+
 @wrong("ThreadSafeAllocator", "race_allocate")
 class NoLock(OrderedFree):
     """no lock at all"""

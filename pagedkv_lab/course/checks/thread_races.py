@@ -63,7 +63,8 @@ class _Stop:
         if event == "opcode":
             if self.at == 0:
                 self.stopped = True
-                self.line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+                # No line belongs to some instructions of a generator, such as one that is a context manager.
+                self.line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
                 self.reached.set()
                 self.go_on.wait()
             self.at -= 1
