@@ -3,15 +3,18 @@
 import ast
 import warnings
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from mutant_list import mutants, rights
 from table import TABLE, text
 
+from pagedkv_lab.course import checks
 from pagedkv_lab.course.checks import examine, probe
 from pagedkv_lab.course.checks.registry import chapters, exercises
+
+PACKAGE = checks.__name__
+CHECKS = Path(checks.__file__).parent
 
 #: Diagnoses that say it all themselves: there is no hint, or no call to show.
 WITHOUT_HINT = {"not_a_function", "not_a_class", "wrong_arguments", "mutates"}
@@ -56,23 +59,50 @@ def test_no_two_of_an_exercise_go_by_the_same_name():
     assert [name for name, count in counts.items() if count > 1] == []
 
 
-@pytest.mark.parametrize("chapter", chapters(), ids=lambda c: c.folder)
-def test_every_diagnosis_that_a_chapter_can_give_is_shown_by_a_mutant(chapter):
-    """The codes stand in the chapter's module of checks, as the first argument of `fail` or of a `Mistake`."""
-    names = {exercise.name for exercise in chapter.exercises}
+#: Modules of checks that know no exercise: the codes in them are every exercise's.
+GENERAL = {"functions", "limits", "objects", "probe", "registry", "report"}
+
+
+def module_and_its_imports(name: str) -> set[str]:
+    """The module of checks of this name, and those of the package that it is put together from."""
+    found, left = set(), [name]
+    while left:
+        if (module := left.pop()) in found or module in GENERAL:
+            continue
+        found.add(module)
+        for node in ast.walk(ast.parse((CHECKS / f"{module}.py").read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
+                left.append(node.module.removeprefix(f"{PACKAGE}."))
+    return found
+
+
+CHAPTERS_OF = {
+    module: [chapter for chapter in chapters() if module in module_and_its_imports(chapter.module)]
+    for module in sorted(set().union(*(module_and_its_imports(chapter.module) for chapter in chapters())))
+}
+
+
+@pytest.mark.parametrize("module", CHAPTERS_OF)
+def test_every_diagnosis_that_a_module_can_give_is_shown_by_a_mutant(module):
+    """The codes stand in the module, as the first argument of `fail` or of a `Mistake`."""
+    names = {exercise.name for chapter in CHAPTERS_OF[module] for exercise in chapter.exercises}
     shown = {mutant.diagnosis for mutant in mutants() if mutant.exercise in names}
-    assert sorted(codes_in(chapter) - shown) == []
+    assert sorted(codes_in(CHECKS / f"{module}.py") - shown) == []
 
 
-def codes_in(chapter) -> set[str]:
-    file = Path(import_module(f"pagedkv_lab.course.checks.{chapter.module}").__file__)
+def codes_in(file: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called in ("fail", "Mistake") and isinstance(node.args[0].value, str):
+            if called in ("fail", "_fail", "Mistake") and isinstance(node.args[0].value, str):
                 found.add(node.args[0].value)
     return found
+
+
+def test_every_module_of_checks_belongs_to_a_chapter_or_to_all():
+    files = {file.stem for file in CHECKS.glob("*.py")} - {"__init__"}
+    assert files == GENERAL | set(CHAPTERS_OF)
 
 
 def test_the_table_of_mutants_is_as_the_command_writes_it():
