@@ -48,6 +48,8 @@ _CHAPTERS = (
     ("03_block_table", "Block table", "block_table"),
     ("04_prefix_hashing", "Prefix hashing", "prefix_hashing"),
     ("05_prefix_cache", "Prefix cache", "prefix_cache"),
+    ("06_copy_on_write", "Copy-on-write", "copy_on_write"),
+    ("08_scheduler", "Scheduler", "scheduler"),
 )
 
 
