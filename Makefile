@@ -11,6 +11,7 @@ STAMP := $(VENV)/.installed
 BROWSER := $(VENV)/.browser
 TRITON := $(VENV)/.triton
 COLAB := .venv-colab
+GRADING := .venv-grading
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 pinned = $(shell sed -n 's/^\($(1)==[^ ]*\).*/\1/p' constraints.txt)
 
@@ -19,7 +20,7 @@ with_triton = if [ -e $(TRITON) ]; then $(1); else \
 	echo "NOT DONE, because Triton is missing: $(1)"; [ "$$PAGEDKV_REQUIRE_TRITON" != 1 ]; fi
 
 .DEFAULT_GOAL := help
-.PHONY: help lab demo test lint unit kernels browser notebooks check build aot gpu-check test-colab-floor clean
+.PHONY: help lab demo test lint unit kernels browser notebooks grading check build aot gpu-check test-colab-floor clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -30,7 +31,7 @@ lab: $(STAMP) ## JupyterLab on the first chapter; PORT=9000 chooses the port
 demo: $(STAMP) ## eight requests on a real model: contiguous, paged, paged with prefix cache
 	@$(BIN)/pagedkv demo
 
-test: lint unit kernels browser notebooks check ## everything that CI runs
+test: lint unit kernels browser notebooks grading check ## everything that CI runs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -54,10 +55,14 @@ browser: $(STAMP) $(BROWSER) ## the tests in a real browser; needs Chromium and 
 	$(BIN)/python -m pytest -q tests/browser
 
 # One thread each, two notebooks at a time: two threads that share a busy core take many times longer.
-notebooks: $(STAMP)
+notebooks: $(STAMP) $(TRITON)
 	PAGEDKV_HOME=$$(mktemp -d) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider \
 		-n 2 --dist loadfile --nbval-lax --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
 		notebooks solutions
+
+grading: $(GRADING)/.installed ## nbgrader's whole loop on one chapter, with four submissions
+	OMP_NUM_THREADS=1 PAGEDKV_REQUIRE_NBGRADER=1 $(GRADING)/bin/python -m pytest -q \
+		tests/course/classroom/test_nbgrader.py
 
 check: $(STAMP)
 	$(BIN)/pagedkv course build --check
@@ -69,7 +74,7 @@ test-colab-floor: $(COLAB)/.installed ## the widgets with Colab's old ipywidgets
 	PYDEVD_DISABLE_FILE_VALIDATION=1 OMP_NUM_THREADS=1 $(COLAB)/bin/python -m pytest -q tests/colab_floor
 
 clean: ## remove .venv and caches; the learner's files stay
-	rm -rf $(VENV) $(COLAB) .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(COLAB) $(GRADING) .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 $(STAMP): pyproject.toml constraints.txt Makefile
 	@rm -f $@
@@ -102,4 +107,10 @@ $(TRITON): $(STAMP)
 $(COLAB)/.installed: $(STAMP) $(BROWSER) constraints-colab.txt
 	@rm -f $@
 	@bash scripts/colab_floor.sh $(BIN) $(COLAB)
+	@touch $@
+
+# nbgrader beside the course's own environment: in it, it would add menus and a sidebar to every learner's JupyterLab.
+$(GRADING)/.installed: $(STAMP) scripts/grading_env.sh
+	@rm -f $@
+	@bash scripts/grading_env.sh $(BIN) $(GRADING)
 	@touch $@

@@ -28,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-course_app = typer.Typer(help="For authors: build the course's notebooks.")
+course_app = typer.Typer(help="The course's notebooks: built, handed out, swapped and brought up to date.")
 app.add_typer(course_app, name="course")
 
 
@@ -124,6 +124,69 @@ def _course_build(
 
     run = console.check if check else console.build
     raise typer.Exit(run(chapters or []))
+
+
+@course_app.command("swap")
+def _course_swap(
+    chapter: Annotated[str, typer.Argument(metavar="CHAPTER", help="A folder of course/, or its number.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="solution|exercise|mine",
+            help="The solved workbook, the workbook with nothing written, or what you wrote last.",
+        ),
+    ],
+) -> None:
+    """Put the solution, the empty exercise or your own work into exercises/. What you wrote is kept, with its date."""
+    from pagedkv_lab.course.classroom.swap import swap
+
+    for sentence in swap(chapter, to):
+        typer.echo(sentence)
+
+
+@course_app.command("update")
+def _course_update(
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="A newer folder that was handed out, or a newer checkout. In a clone git brings what is new.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")] = False,
+) -> None:
+    """Bring new lessons and exercises into this copy. Exercises that you have edited stay as they are."""
+    from pagedkv_lab.course.classroom.update import update
+
+    update(source, dry_run, say=typer.echo)
+
+
+@course_app.command("release")
+def _course_release(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An empty folder, or a new one.")],
+    chapters: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CHAPTER]...", help="Folders of course/, or their numbers; all if none is named."),
+    ] = None,
+) -> None:
+    """Make a folder to hand out: lessons, exercises and the package, without solutions, tests and outputs."""
+    from pagedkv_lab.course.classroom.release import release
+
+    for sentence in release(folder, chapters or []):
+        typer.echo(sentence)
+
+
+@course_app.command("new")
+def _course_new(
+    chapter: Annotated[str, typer.Argument(metavar="NN_topic", help="For example 16_speculative_decoding.")],
+) -> None:
+    """Make a chapter to be filled: a lesson, a workbook, its check and its mutants. It builds as it is."""
+    from pagedkv_lab.course.classroom.new_chapter import new_chapter
+
+    for sentence in new_chapter(chapter):
+        typer.echo(sentence)
 
 
 @app.command("bench")

@@ -14,7 +14,8 @@ import typer
 from pagedkv_lab.cli import app, main
 from pagedkv_lab.errors import PagedKVError
 
-COMMANDS = ["", "bench", "course", "course build", "demo", "doctor", "plan", "progress"]
+COURSE_COMMANDS = [f"course {name}" for name in ("build", "new", "release", "swap", "update")]
+COMMANDS = ["", "bench", "course", *COURSE_COMMANDS, "demo", "doctor", "plan", "progress"]
 CHECK = ["course", "build", "--check"]
 
 
