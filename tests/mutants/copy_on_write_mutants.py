@@ -1084,6 +1084,12 @@ def sorts_in_place(tables, candidates, width):
     return fork_all_free_all(tables, candidates, width)
 
 
+@wrong(BEAM, "wrong_arguments")
+def without_a_width(tables, candidates):
+    """keeps all, and has forgotten that somebody says how many"""
+    return [(tables[beam].fork(), token) for _, beam, token in candidates]
+
+
 @wrong(BEAM, "raises", general=True)
 def wrong_name(tables, candidates, width):
     """a name that doesn't exist"""

@@ -102,7 +102,8 @@ class _Outcome:
         given, self.candidates = list(self.tables), list(step.candidates)
         if not takes(function, 3):
             message = "It can't be called with 3 arguments. Keep the stub's first line as it was."
-            probe.fail("wrong_arguments", message, call=self.text, hint=None)
+            expected = "beam_step(tables, candidates, width)"
+            probe.fail("wrong_arguments", message, call=self.text, expected=expected, hint=None)
         self.outcome = call_with_limit(function, (given, self.candidates, step.width), seconds=probe.seconds)
         error = self.outcome.error
         if self.outcome.timed_out or isinstance(error, NotImplementedError):  # it says so itself
