@@ -54,11 +54,12 @@ gpu-check: ## on a machine with a GPU: are the kernels right, and how fast; 6 mi
 browser: $(STAMP) $(BROWSER) ## the tests in a real browser; needs Chromium and says so where there is none
 	$(BIN)/python -m pytest -q tests/browser
 
-# One thread each, two notebooks at a time: two threads that share a busy core take many times longer.
-notebooks: $(STAMP) $(TRITON)
-	PAGEDKV_HOME=$$(mktemp -d) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -p no:cacheprovider \
-		-n 2 --dist loadfile --nbval-lax --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout 300 \
-		notebooks solutions
+# Every cell twice, see tests/notebooks/nbval_twice.py. One thread each, two notebooks at a time: two threads that share a
+# busy core take many times longer.
+notebooks: $(STAMP) $(TRITON) ## every built notebook, twice in the same kernel, its outputs compared
+	PYTHONPATH=tests/notebooks PAGEDKV_HOME=$$(mktemp -d) HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -p nbval_twice -p no:cacheprovider -n 2 --dist loadfile \
+		--nbval-lax --nbval-sanitize-with tests/notebooks/sanitize.cfg --nbval-cell-timeout 300 notebooks solutions
 
 grading: $(GRADING)/.installed ## nbgrader's whole loop on one chapter, with four submissions
 	OMP_NUM_THREADS=1 PAGEDKV_REQUIRE_NBGRADER=1 $(GRADING)/bin/python -m pytest -q \

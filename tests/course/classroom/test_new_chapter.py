@@ -69,13 +69,19 @@ def test_it_builds(checkout):
 
 def test_the_tests_of_chapters_pass_on_it(checkout):
     tests = [f"tests/course/{name}.py" for name in ("test_lessons", "test_untouched_exercises")]
-    tests += sorted(map(str, (checkout / "tests" / "course").glob("test_run_*_twice.py")))
     said = run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", "42_small_talk")
     assert " passed" in said
 
 
+def test_its_notebooks_run_twice_under_nbval(checkout, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "notebooks"))
+    run(checkout, "-m", "pagedkv_lab.cli", "course", "build", "42")
+    options = ("-q", "-p", "nbval_twice", "-p", "no:cacheprovider", "--nbval-lax")
+    assert " passed" in run(checkout, "-m", "pytest", *options, "notebooks", "solutions")
+
+
 def test_its_mutants_get_their_diagnoses(checkout):
-    chosen = "(full_blocks_42 or 42_small_talk) and not table"
+    chosen = "(full_blocks_42 or small_talk) and not table"
     said = run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/mutants", "-k", chosen)
     assert "10 passed" in said
 
