@@ -52,9 +52,9 @@ class Card:
             f'<div style="border-left: 4px solid {plain}; border-left-color: {colour}; padding: 0.3em 0 0.3em 0.9em; '
             'margin: 0.3em 0; line-height: 1.5; color: var(--jp-content-font-color1, inherit)">',
             f'<div><strong style="color: {plain}; color: {colour}"><span aria-hidden="true">{icon}</span></strong> '
-            f"<strong>{_inline(self.headline)}</strong></div>",
+            f"<strong>{inline(self.headline)}</strong></div>",
         ]
-        parts += [f'<div style="margin-top: 0.25em">{_inline(text)}</div>' for text in self.paragraphs]
+        parts += [f'<div style="margin-top: 0.25em">{inline(text)}</div>' for text in self.paragraphs]
         if self.rows:
             cells = "".join(
                 f'<div style="color: {_FAINT}">{html.escape(label)}</div>'
@@ -66,7 +66,7 @@ class Card:
                 '<div style="display: grid; grid-template-columns: max-content 1fr; gap: 0.1em 1em; '
                 f'margin: 0.4em 0 0.4em 0">{cells}</div>'
             )
-        parts += [f'<div style="color: {_FAINT}; margin-top: 0.25em">{_inline(text)}</div>' for text in self.notes]
+        parts += [f'<div style="color: {_FAINT}; margin-top: 0.25em">{inline(text)}</div>' for text in self.notes]
         return "".join([*parts, "</div>"])
 
 
@@ -91,6 +91,7 @@ def shell() -> Any | None:
     return ipython.get_ipython() if ipython else None
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
+    """As HTML: escaped, with `code` in backticks set as code."""
     code = rf'<code style="{_CODE}">\1</code>'
     return re.sub(r"`([^`]+)`", code, html.escape(text)).replace("\n", "<br>")

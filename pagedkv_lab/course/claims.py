@@ -8,6 +8,8 @@ import html
 from dataclasses import dataclass
 from typing import Literal
 
+from pagedkv_lab.course.cards import inline
+
 Verdict = Literal["holds", "holds with a condition", "does not hold"]
 
 #: Icon (never colour alone) and a colour that stands out from a light page and from a dark one. Plain colours, no
@@ -24,6 +26,8 @@ _TEXT = "color: var(--jp-content-font-color1, inherit); line-height: 1.5"
 @dataclass(frozen=True)
 class Claim:
     """One claim. The verdict is computed: `holds` is an expression over what was measured.
+
+    Its texts may hold `code` in backticks.
 
     section: where the article says it ("§2.2"). says: the claim, in one sentence.
     measured: what came out here, as text. holds: whether that agrees with the claim.
@@ -54,10 +58,10 @@ class Claim:
 
     def _repr_html_(self) -> str:
         icon, colour = _LOOKS[self.verdict]
-        condition = f": {html.escape(self.condition)}" if self.holds and self.condition else ""
+        condition = f": {inline(self.condition)}" if self.holds and self.condition else ""
         rows = [
-            f"<div>{_faint(self.section)} &ensp;{html.escape(self.says)}</div>",
-            f"<div>{_faint('here')} &ensp;{html.escape(self.measured)}</div>",
+            f"<div>{_faint(self.section)} &ensp;{inline(self.says)}</div>",
+            f"<div>{_faint('here')} &ensp;{inline(self.measured)}</div>",
             f'<div><strong style="color: {colour}">{icon} {self.verdict}</strong>{condition}</div>',
         ]
         if self.why:
@@ -100,8 +104,8 @@ class Claims:
         rows = "".join(
             f'<tr style="background: transparent">'
             f'<td {cell}><strong style="color: {_LOOKS[c.verdict][1]}" title="{c.verdict}">{_LOOKS[c.verdict][0]}'
-            f"</strong></td><td {cell}>{html.escape(c.section)}</td><td {cell}>{html.escape(c.says)}</td>"
-            f"<td {cell}>{html.escape(c.measured)}</td></tr>"
+            f"</strong></td><td {cell}>{html.escape(c.section)}</td><td {cell}>{inline(c.says)}</td>"
+            f"<td {cell}>{inline(c.measured)}</td></tr>"
             for c in self
         )
         table = f'<table style="border: none"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
@@ -113,4 +117,4 @@ class Claims:
 
 
 def _faint(text: str) -> str:
-    return f'<span style="color: {_FAINT}">{html.escape(text)}</span>'
+    return f'<span style="color: {_FAINT}">{inline(text)}</span>'

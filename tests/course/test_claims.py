@@ -36,6 +36,23 @@ def test_what_is_shown_as_html_is_escaped():
     assert "c &gt; d" in shown
 
 
+def test_code_in_backticks_is_code_as_html_and_stays_as_it_is_in_plain_text():
+    claims = Claims()
+    claim = claims.check(
+        "§1", "`a<b>` is set", measured="`one` is `two`", holds=True, condition="with `c`", why="see `d`"
+    )
+    for shown, codes in (
+        (claim._repr_html_(), ("a&lt;b&gt;", "one", "two", "c", "d")),
+        (claims._repr_html_(), ("a&lt;b&gt;",)),
+    ):
+        assert "`" not in shown
+        for code in codes:
+            assert f">{code}</code>" in shown
+    for shown in (repr(claim), repr(claims)):
+        assert "`a<b>` is set" in shown
+        assert "<code" not in shown
+
+
 def test_checking_a_claim_again_replaces_it_and_keeps_its_place():
     claims = Claims()
     claims.check("§1", "first", measured="1", holds=True)
