@@ -162,7 +162,7 @@ print("a number in the pool has changed:", any(not torch.equal(a, b) for a, b in
 # %% [markdown]
 # ## 6. Who goes first
 #
-# A pool of 8 blocks, and three people who come one after the other. A conversation takes five blocks, so not everything can stay. Drag the slider, or press play, and look at the hatched blocks: free, and findable.
+# A pool of 8 blocks, and three people who come one after the other. A conversation takes five blocks, so not everything can stay. The recording opens where Cleo comes. Drag the slider, or press play, and look at the hatched blocks: free, and findable.
 
 # %%
 ann = [
@@ -187,9 +187,11 @@ cleo = [
 engine = Engine(model, num_gpu_blocks=8, max_model_len=128)
 with record(engine) as run:
     for name, prompt in (("Ann", ann), ("Ben", ben), ("Ann", ann), ("Cleo", cleo), ("Ann", ann), ("Ben", ben)):
+        if name == "Cleo":
+            cleo_comes = engine.stats().steps + 1
         [output] = engine.generate([prompt], SamplingParams(max_tokens=24), use_tqdm=False)
         print(f"{name:<4} {output.num_cached_tokens:>2} of {len(output.prompt_token_ids)} tokens found")
-show.replay(run)
+show.replay(run, step=cleo_comes)
 
 # %% [markdown]
 # *The first block belongs to all: it holds the chat template's system message. When Cleo comes, the two empty blocks go first, then two of Ben, who was there before Ann's second visit.*

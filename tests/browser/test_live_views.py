@@ -299,11 +299,12 @@ def test_a_recording_can_be_scrubbed(open_notebook):
     run = """
 with record(engine) as recording:
     engine.generate(['Hello'], SamplingParams(max_tokens=30, ignore_eos=True), use_tqdm=False)
-replay(recording)
+replay(recording, step=7)
 """
     notebook = open_notebook(ENGINE, run)
     notebook.run_all()
     view = LiveView(notebook.page)
+    view.wait("root => root.dataset.step === '7'")
     frames = notebook.kernel.ask("len(recording)")
     assert frames > 20
     slider = view.root.get_by_role("slider", name="frame")

@@ -262,6 +262,17 @@ def test_a_replay_holds_the_whole_file_and_is_a_picture_elsewhere(tmp_path):
     assert "application/vnd.jupyter.widget-view+json" in data
 
 
+@pytest.mark.parametrize(("step", "opens"), [(0, 0), (3, 3), (10_000, -1)])
+def test_a_replay_opens_at_a_step(step, opens):
+    recording = a_run()
+    assert replay(recording, step).start == range(len(recording))[opens]
+    assert recording.frames[replay(recording, step).start]["step"] == min(step, recording.frames[-1]["step"])
+
+
+def test_a_replay_without_frames_opens_all_the_same():
+    assert replay(Recording(describe(small_engine())), step=5).start == 0
+
+
 # As a page
 
 

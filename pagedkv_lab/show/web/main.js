@@ -28,7 +28,7 @@ function sourceOf(model) {
   const source = new ReplaySource();
   const load = () => {
     const { buffer, byteOffset, byteLength } = model.get("recording");
-    if (byteLength) source.load(new Uint8Array(buffer, byteOffset, byteLength));
+    if (byteLength) source.load(new Uint8Array(buffer, byteOffset, byteLength), model.get("start"));
   };
   model.on("change:recording", load);
   load();

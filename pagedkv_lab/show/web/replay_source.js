@@ -14,12 +14,12 @@ class ReplaySource extends Source {
     this.closed = false;
   }
 
-  /** bytes: of the recording's file. What is wrong with it becomes the view's error. */
-  async load(bytes) {
+  /** bytes: of the recording's file; start: the frame to show first. What is wrong becomes the view's error. */
+  async load(bytes, start = 0) {
     try {
       this.player = new Player(await loadRecording(bytes));
       if (this.closed) return;
-      if (this.length) this.seek(0);
+      if (this.length) this.seek(start);
       else this.setError("This recording has no frames: nothing ran while it was made.");
     } catch (error) {
       this.setError(error.message);
