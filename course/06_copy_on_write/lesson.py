@@ -30,9 +30,8 @@ from pagedkv_lab.kv.pool import KVPool
 from pagedkv_lab.show import Playground, copy_on_write, show_source
 from pagedkv_lab.sizing import blocks_for, human_bytes
 
-warnings.filterwarnings(
-    "ignore", message=".*past_key_values"
-)  # newer versions of transformers have another name for it
+# Newer versions of transformers have another name for it, and say so in a warning.
+warnings.filterwarnings("ignore", message=".*past_key_values")
 model = load_model("SmolLM2-135M-Instruct")
 
 # %% [markdown]
@@ -234,7 +233,7 @@ for table in (BlockTable, WritesShared, TableOnly):
 # %% [markdown]
 # ## 5. What sharing saves
 #
-# Measure it as the PagedAttention paper does (section 6.3): blocks that are saved, as a share of those that the tables would take without sharing. The paper reports 6 to 10 % for parallel sampling on Alpaca, where questions are short (19 tokens on average) and answers are longer (58). Its list of lengths is not bundled; these are drawn with the same averages, once spread widely and once closely. Each step counts table entries, and blocks in use:
+# Measure it as the PagedAttention paper does (section 6.3): blocks that are saved, as a share of those that the tables would take without sharing. The paper reports 6 to 10 % for parallel sampling on Alpaca, where questions are short (19 tokens on average, its figure 11) and answers are longer (58). Its list of lengths is not bundled; these are drawn with the same averages, once spread widely and once closely. Each step counts table entries, and blocks in use:
 
 
 # %%
@@ -630,11 +629,11 @@ article
 # |:---|:---|:---|
 # | `SamplingParams(n=4)` | no `n` | `n` requests instead of forks: `ParentRequest` (`vllm/v1/engine/parallel_sampling.py`) makes a child request for each output, with seed + index; they share the prompt's full blocks through the prefix cache |
 # | the partly filled last block | | computed again by each child: fewer than `block_size` tokens, and no copy |
-# | `fork`, `ensure_writable` | none | versions before V1 had both, as in the paper; V1 began without them, and newer versions know block copies again (`KVCacheBlockCopy`, a pair of source and destination) |
+# | `fork`, `ensure_writable` | none | versions before V1 had both, as in the paper; V1 began without them. Newer versions copy again in one case (`KVCacheBlockCopy`, a pair of source and destination): where keys are for smaller pieces than a block, a prefix hit may end in the middle of one |
 # | beam search | none | outside the engine: every step asks for one more token of each beam with its log probabilities, and the prefix cache finds the beams' blocks again |
 # | who changes the counts | one thread | one: the scheduler's loop in the engine's process; `ref_cnt` is a plain integer |
 #
-# A lesson in that: with a prefix cache, sharing full blocks comes for free, and copy-on-write saves the rest of one block for each fork, and no more. V1 did well without.
+# A lesson in that: with a prefix cache, sharing full blocks comes for free, and copy-on-write saves the rest of one block for each fork, and no more. V1 did well without. And "a prefix hit never copies" is not a law of nature: it follows from "only full blocks have a key".
 
 # %% [markdown]
 # ## Quiz
@@ -766,4 +765,4 @@ key_terms(
 # - Zheng et al., *SGLang*, NeurIPS 2024 ([arXiv 2312.07104](https://arxiv.org/abs/2312.07104)). Section 3 keeps all prefixes in a tree, and so forks and hits are the same thing.
 # - Arpaci-Dusseau, *Operating Systems: Three Easy Pieces*, [chapter 23](https://pages.cs.wisc.edu/~remzi/OSTEP/vm-complete.pdf) for copy-on-write of pages, [chapter 28](https://pages.cs.wisc.edu/~remzi/OSTEP/threads-locks.pdf) for locks.
 #
-# Now write it yourself: `exercises/06_copy_on_write`. The model will answer three times on your table.
+# Now write it yourself: [the workbook](../exercises/06_copy_on_write/06_copy_on_write.ipynb). The model will answer three times on your table.

@@ -152,7 +152,7 @@ picture
 # %% [markdown]
 # ## Exercise 6.2: write one token
 #
-# Difficulty ●●○○○ · Importance ●●●●● · about 8 min · 5-7 lines
+# Difficulty ●●○○○ · Importance ●●●●● · about 8 min · 7-9 lines
 #
 # Now the tensor. `pool` is a numpy array of shape (blocks, block_size, width): `pool[block, offset]` is what the cache
 # keeps of one token. Write `write_token(table, pool, position, value)`, which puts `value` where the token at
@@ -241,7 +241,7 @@ for name, table in (("parent", parent), ("child", child)):
 # %% [markdown]
 # ## Exercise 6.3: a step of beam search
 #
-# Difficulty ●●●○○ · Importance ●●●●○ · about 12 min · 6-10 lines
+# Difficulty ●●●○○ · Importance ●●●●○ · about 12 min · 5-10 lines
 #
 # **Beam search** keeps the best few texts so far, the beams. In each step every beam proposes next tokens, with the
 # score of the text that would come of it (a sum of log probabilities: higher is better). The best of all proposals
@@ -319,9 +319,8 @@ from pagedkv_lab import load_model
 
 require(ForkableTable=ForkableTable, beam_step=beam_step)
 
-warnings.filterwarnings(
-    "ignore", message=".*past_key_values"
-)  # newer versions of transformers have another name for it
+# Newer versions of transformers have another name for it, and say so in a warning.
+warnings.filterwarnings("ignore", message=".*past_key_values")
 model = load_model("SmolLM2-135M-Instruct")
 prompt = model.encode("The keeper of the lighthouse looked out at the sea and saw")
 allocator = BlockAllocator(num_blocks=64, block_size=4)

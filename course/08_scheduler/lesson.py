@@ -81,7 +81,7 @@ show_source(Scheduler.schedule, Scheduler._schedule_running, Scheduler._schedule
 #
 # ## 3. The text stands still
 #
-# Now with the model. Four people have been reading along for six steps when somebody comes with 600 tokens. We note what each step computed. First with a budget that takes the prompt in one go, `max_num_batched_tokens=2048`, then with 64.
+# Now with the model. Four people have been reading along for six steps when somebody comes with 600 tokens. First with a budget that takes the prompt in one go, `max_num_batched_tokens=2048`, then with 64. We keep each step's report: what it computed, and how long it took.
 
 # %%
 openings = ["Once upon a time there was", "The best thing about winter is", "My sister keeps bees, and", "A short history of bread:"]
@@ -123,13 +123,24 @@ print("With 2048 the four wait more than 5 times as long as usual:", pauses[2048
 print("With 64 they wait less than half of that:", pauses[64] < pauses[2048] / 2)
 
 # %%
-schedule_gantt(runs[2048][1], arrivals={5: 6})
+schedule_gantt(runs[2048][1], arrivals={5: 7})
 
 # %%
-schedule_gantt(runs[64][1], arrivals={5: 6})
+schedule_gantt(runs[64][1], arrivals={5: 7})
 
 # %% [markdown]
-# *Above, the document is computed in one step. All columns are equally wide here, and that is what the picture hides: this one takes many times as long as its neighbours, and nobody gets a token meanwhile. Below, the same in **chunks**. In each step the four take 4 of the 64 tokens, and the document gets the other 60.*
+# *Above, the document is computed in one step, the seventh. Below, the same in **chunks**: in each step the four take 4 of the 64 tokens, and the document gets the other 60.*
+#
+# All columns are equally wide here, and that hides what the four see. The same two runs, drawn by the clock:
+
+# %% tags=["nbval-ignore-output"]
+schedule_gantt(runs[2048][1], x="seconds", arrivals={5: 7})
+
+# %% tags=["nbval-ignore-output"]
+schedule_gantt(runs[64][1], x="seconds", arrivals={5: 7})
+
+# %% [markdown]
+# *A green bar is one token. Above, one bar is as long as a dozen others, and nobody gets a token before it ends: here the text stands still. Below there is no such bar.*
 #
 # This is **chunked prefill** (Sarathi-Serve, 2024). Nobody is served faster by it: the document's own first token comes later. But the four read on.
 #
@@ -176,7 +187,7 @@ for budget in (2048, 256, 64, 16):
     print(f"{budget:>6}   {largest:>6} tokens  {first:>6}")
 
 # %% [markdown]
-# There is no best number, only a trade: a larger budget is a shorter TTFT and more tokens a second, a smaller one is an even pace. vLLM's default depends on the card and on what it is used for, from 2,048 for a server to 16,384 for a large card that works through a list of prompts. On a large GPU a step of a hundred tokens takes hardly longer than one of 4, because both wait for the weights; there small chunks waste what the card can do.
+# There is no best number, only a trade: a larger budget is a shorter TTFT and more tokens a second, a smaller one is an even pace. vLLM's default depends on the card and on what it is used for: 2,048 tokens for a server on most cards, 8,192 on an H100, 16,384 on the largest cards or for a list of prompts that nobody is waiting for (version 0.32). On a large GPU a step of a hundred tokens takes hardly longer than one of 4, because both wait for the weights; there small chunks waste what the card can do.
 #
 # ## 5. When the blocks run out
 #
@@ -192,7 +203,7 @@ answers = watch(small, openings, SamplingParams(max_tokens=60, ignore_eos=True))
 schedule_gantt(reports)
 
 # %% [markdown]
-# *Crosses are where somebody lost its blocks. The high bar after it is everything computed again: prompt and answer so far.*
+# *A cross is where somebody lost its blocks. The blue bar after it is everything computed again: prompt and answer so far.*
 
 # %%
 roomy = Engine(model, num_gpu_blocks=64, max_model_len=128, enable_prefix_caching=False)
@@ -206,7 +217,7 @@ print("the same text for all four:", all(same))
 # %% [markdown]
 # The readers see a pause, and nothing else. Why the last one? Because it has the least to lose, and because the first one then always gets to its end: whatever happens, something is finished, and its blocks come back. Preempt the oldest instead, and two large requests can throw each other out for ever.
 #
-# It is computed again because that is simple and mostly cheap: a prefill is one step for hundreds of tokens. The other way is to copy the blocks to the CPU's memory and back (*swapping*). And if the prefix cache is on, the lost blocks may still be there when the victim comes back:
+# It is computed again because that is simple and mostly cheap: a prefill is one step for hundreds of tokens. The other way is to copy the blocks to the CPU's memory and back (*swapping*; the PagedAttention paper measured both, and found them equally good for blocks of 16 to 64 tokens). And if the prefix cache is on, the lost blocks may still be there when the victim comes back:
 
 # %%
 cached = Engine(model, num_gpu_blocks=12, max_model_len=128, watermark=0)
@@ -219,19 +230,26 @@ print("the same text:", [output.token_ids for output in again] == [output.token_
 #
 # One can see it coming. If a request is let in with the very last block, the next one that grows throws somebody out, and mostly it is the one that has just come: its prefill was for nothing. So some blocks are kept free when somebody is **let in**: the **watermark**. Those that run may use them. Thirty requests in a pool of 40 blocks, without a model:
 
+
 # %%
-crowd = [Arrival(step=i, prompt_len=20 + 7 * i % 40, max_tokens=30 + 11 * i % 50) for i in range(30)]
-print("watermark   preemptions   tokens computed   steps   sequences a step")
-rows = {}
-for watermark in (0.0, 0.05, 0.1, 0.2, 0.4):
-    reports = dry_run(crowd, num_gpu_blocks=40, watermark=watermark)
+def with_watermark(arrivals, watermark):
+    """What became of everybody: preemptions, tokens computed, steps, mean steps until the first token."""
+    reports = dry_run(arrivals, num_gpu_blocks=40, watermark=watermark)
+    preemptions = sum(len(report.preempted) for report in reports)
     computed = sum(report.num_prefill_tokens + report.num_decode_tokens for report in reports)
-    rows[watermark] = sum(len(report.preempted) for report in reports), computed, len(reports)
-    together = sum(report.num_scheduled for report in reports) / len(reports)
-    print(f"{watermark:>9.0%} {rows[watermark][0]:>13} {computed:>17,} {len(reports):>7} {together:>18.1f}")
+    tokens = token_steps(reports)
+    waits = [tokens[number][0] - arrival.step for number, arrival in enumerate(arrivals, 1)]
+    return preemptions, computed, len(reports), sum(waits) / len(waits)
+
+
+crowd = [Arrival(step=i, prompt_len=20 + 7 * i % 40, max_tokens=30 + 11 * i % 50) for i in range(30)]
+print("watermark   preemptions   tokens computed   steps   mean TTFT in steps")
+for watermark in (0.0, 0.05, 0.1, 0.2, 0.4):
+    preemptions, computed, steps, ttft = with_watermark(crowd, watermark)
+    print(f"{watermark:>9.0%} {preemptions:>13} {computed:>17,} {steps:>7} {ttft:>20.1f}")
 
 # %% [markdown]
-# A high watermark buys less waste with fewer sequences at a time. Ours is 1 % by default: with thousands of blocks that is dozens. Don't mix it up with the 10 to 20 % of the *card's memory* that the article wants to keep (§6.2): that is room for activations, outside the pool, and chapter 01 has it.
+# Twenty preemptions are a thousand tokens that were computed twice. With 20 % of the blocks kept free there are two, and everybody waits longer to come in. A high watermark buys less waste with fewer sequences at a time. Ours is 1 % by default: with thousands of blocks that is dozens.
 
 # %% [markdown]
 # ## Check the article
@@ -242,7 +260,7 @@ for watermark in (0.0, 0.05, 0.1, 0.2, 0.4):
 article = Claims()
 
 # %% [markdown]
-# Does nano-vllm batch continuously? Its scheduler (`nanovllm/engine/scheduler.py`) is asked before each step. It lets in whoever is waiting and has room; if somebody came in, the step is theirs alone; if not, the step is one token for each that runs. Here is that policy, in our words, on the eight requests of section 1:
+# Does nano-vllm batch continuously? Its scheduler (`nanovllm/engine/scheduler.py`) is asked before each step. It lets in whoever is waiting and has room; if somebody came in, the step is theirs alone; if not, the step is one token for each that runs. (`max_num_seqs` is a limit for one step there, not for all that run.) Here is that policy, in our words, on the eight requests of section 1:
 
 
 # %%
@@ -251,9 +269,11 @@ class PrefillFirst(Scheduler):
 
     def schedule(self):
         step = Schedule()
+        run_already, self.running = self.running, []  # they take no place from those that come in
         self._schedule_waiting(step, self.config.max_num_batched_tokens)
+        self.running = run_already + self.running
         if not step.work:
-            self._schedule_running(step, self.config.max_num_batched_tokens)
+            self._schedule_running(step, self.config.max_num_seqs)  # one token each
         return step
 
 
@@ -264,13 +284,17 @@ article.check(
     measured=f"steps for eight requests: static {len(static)}, its policy {len(nano)}, ours {len(continuous)}",
     holds=len(nano) >= len(static),
     why=(
-        "It has had continuous batching since its first commit: whoever is done leaves, and the next one comes in at the "
-        "next step. What it doesn't do is mix: while a prompt is computed, nobody gets a token."
+        "It has had continuous batching since its first commit (June 2025): whoever is done leaves, and the next one "
+        "goes on in the next step. What it doesn't do is mix: while a prompt is computed, nobody else gets a token."
     ),
 )
 
+# %% [markdown]
+# What that looks like when they don't come all at once, but one every four steps:
+
 # %%
-schedule_gantt(nano)
+every_four = [Arrival(4 * i, 8, length) for i, length in enumerate(lengths)]
+schedule_gantt(dry_run(every_four, PrefillFirst), arrivals={i + 1: 4 * i + 1 for i in range(8)})
 
 # %% [markdown]
 # *Each time somebody comes in, there is a gap in all the others' bars. With prompts of 8 tokens nobody would notice.*
@@ -348,14 +372,15 @@ def chunk_by_chunk(budget):
     engine = Engine(
         model, num_gpu_blocks=80, max_model_len=1024, max_num_batched_tokens=budget, model_impl="transformers"
     )
-    seen, chunks = [], []
+    seen, chunks = [], []  # what the layers of one step put out; what each step left
     hooks = [
         layer.mlp.register_forward_hook(lambda _, inputs, output: seen.append((output.shape[1], weakref.ref(output))))
         for layer in model.hf.model.layers
     ]
     try:
-        engine.add_request(document, SamplingParams(max_tokens=1))
-        while engine.has_unfinished_requests():
+        request = engine.add_request(document, SamplingParams(max_tokens=2, ignore_eos=True))
+        [seq] = engine.requests()[request].sequences
+        while seq.num_computed_tokens < len(document):
             seen.clear()
             engine.step()
             alive = sum(tensor() is not None for _, tensor in seen)
@@ -376,11 +401,44 @@ article.check(
     "Each chunk's activations are released when it is computed, and its keys and values stay",
     measured=(
         f"{max(chunk.rows for chunk in chunks)} rows at a time instead of {whole[0].rows}; "
-        f"{sum(chunk.alive for chunk in chunks)} tensors alive after a step; {', '.join(str(c.slots) for c in chunks[:-1])} slots filled"
+        f"{sum(chunk.alive for chunk in chunks)} tensors alive after a step; {', '.join(str(c.slots) for c in chunks)} slots filled"
     ),
-    holds=sum(chunk.alive for chunk in chunks) == 0 and chunks[-2].slots > chunks[0].slots,
+    holds=sum(chunk.alive for chunk in chunks) == 0 and chunks[-1].slots == len(document),
     condition="activations go after every step, chunk or not; chunks make them smaller",
-    why="So max_num_batched_tokens also bounds the memory for activations, which has to be kept free beside the pool.",
+    why="So `max_num_batched_tokens` also bounds the memory for activations, which has to be kept free beside the pool.",
+)
+
+# %% [markdown]
+# How much is to be kept free? The article says 10 to 20 %, and means the card's memory, for those activations; chapter 01 has that. The scheduler's own reserve is the watermark. Is 10 to 20 % good advice there? The pool of section 6, and requests whose answers are short, mixed, or long:
+
+# %%
+short = [Arrival(step=i, prompt_len=40 + 7 * i % 40, max_tokens=5 + 3 * i % 8) for i in range(60)]
+long = [Arrival(step=i, prompt_len=10 + 7 * i % 10, max_tokens=80 + 11 * i % 60) for i in range(30)]
+print("answers   watermark   preemptions   tokens computed   mean TTFT in steps")
+reserve = {}
+for name, arrivals in (("short", short), ("mixed", crowd), ("long", long)):
+    for watermark in (0.0, 0.1, 0.2):
+        preemptions, computed, _, ttft = reserve[name, watermark] = with_watermark(arrivals, watermark)
+        print(f"{name:<7} {watermark:>11.0%} {preemptions:>13} {computed:>17,} {ttft:>20.1f}")
+
+# %%
+thrown_out = {
+    name: ", ".join(str(reserve[name, watermark][0]) for watermark in (0.0, 0.1, 0.2))
+    for name in ("short", "mixed", "long")
+}
+article.check(
+    "§6.2",
+    "Keep 10 to 20 % in reserve, or memory runs out in mid-run; the right share depends on the work, there is no fixed value",
+    measured=(
+        "preemptions with 0, 10 and 20 % of the blocks kept free: "
+        f"short answers {thrown_out['short']}; mixed {thrown_out['mixed']}; long {thrown_out['long']}"
+    ),
+    holds=reserve["mixed", 0.2][0] < reserve["mixed", 0.0][0] and reserve["short", 0.0][0] < reserve["long", 0.2][0],
+    condition="for blocks of the pool it is a trade: without a reserve people are thrown out, and every one is answered",
+    why=(
+        "For short answers even 10 % only makes people wait; for long ones 20 % is too little to stop it. "
+        "Count preemptions on your own traffic."
+    ),
 )
 
 # %%
@@ -406,14 +464,14 @@ article
 #
 # | here | nano-vllm | vLLM |
 # |:---|:---|:---|
-# | `Scheduler.schedule` | `Scheduler.schedule` (`engine/scheduler.py`), about 40 lines | `Scheduler.schedule` (`vllm/v1/core/sched/scheduler.py`) |
+# | `Scheduler.schedule` | `Scheduler.schedule` (`engine/scheduler.py`), about 50 lines | `Scheduler.schedule` (`vllm/v1/core/sched/scheduler.py`) |
 # | prefill and decode in one step | a step is one or the other, prefill first | in one step, those that run first; the code knows no phases, either |
-# | chunked prefill, `enable_chunked_prefill` | since April 2026, for the first prompt of a step | on by default; `long_prefill_token_threshold` can bound a chunk further |
+# | chunked prefill, `enable_chunked_prefill` | since April 2026, for the first prompt of a step | on by default; `long_prefill_token_threshold` bounds the chunks of one prompt, so that others fit beside it |
 # | preempt the last one, recompute | likewise (`preempt`) | likewise (`_preempt_request`); with `policy="priority"`, the one of lowest priority |
 # | nobody is let in after a preemption | waiting ones come before running ones | likewise |
 # | a prompt must fit as a whole to come in | likewise | likewise by default (`scheduler_reserve_full_isl`) |
-# | `watermark` | | an option of this name, too |
-# | `max_num_seqs`, `max_num_batched_tokens` | likewise, 512 and 16,384 | likewise; the defaults depend on the device and on how it is used |
+# | `watermark`, 1 % | | likewise, and off by default (1 % before V1); like ours, not asked for while nobody runs |
+# | `max_num_seqs`, `max_num_batched_tokens` | likewise, 512 and 16,384; the first is a limit for one step | likewise; the defaults depend on the card and on how it is used: 256 or 1,024 sequences, 2,048 to 16,384 tokens |
 #
 # The next step in large services is to take the two phases apart: some GPUs do prefill only, others decode only, and the cache is sent from one to the other (DistServe, Mooncake). Then no prompt can make anybody stutter.
 
@@ -549,6 +607,6 @@ key_terms(
 #
 # - Yu et al., *Orca*, OSDI 2022. Section 3: why a batch must be put together anew at each iteration.
 # - Kwon et al., *PagedAttention*, SOSP 2023 ([arXiv 2309.06180](https://arxiv.org/abs/2309.06180)). Section 4.5: first come, first served, whom to preempt, swapping against recomputation; section 7.3 measures the two.
-# - Agrawal et al., *Sarathi-Serve*, OSDI 2024 ([arXiv 2403.02310](https://arxiv.org/abs/2403.02310)). Section 4: chunked prefills and batches without stalls.
+# - Agrawal et al., *Sarathi-Serve*, OSDI 2024 ([arXiv 2403.02310](https://arxiv.org/abs/2403.02310)). Section 4.1: chunked prefills; 4.2: batches without stalls; 4.3: how large a budget.
 #
 # Now write it yourself: [the workbook](../exercises/08_scheduler/08_scheduler.ipynb). Your scheduler will run the engine, in a pool that is too small.

@@ -29,7 +29,7 @@ _MOST_IDLE_STEPS = 3
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes before step `step` is scheduled. n: outputs; places are kept for them, but none is forked.
+    """A request that comes when `step` steps have run. n: outputs; places are kept for them, but none is forked.
 
     prompt: its tokens, where it matters which they are (for prefix hits). By default nobody else has the same.
     """
@@ -59,7 +59,7 @@ class DryEngine:
         self.scheduler = scheduler(self.config, self.manager)
         self.unfinished: list[Sequence] = []
         self._ids = count(1)
-        self._steps = 0
+        self._steps = self._hits = 0
 
     def add(self, prompt_len: int, max_tokens: int, n: int = 1, prompt: tuple[int, ...] | None = None) -> Sequence:
         """Queue a request of one sequence."""
@@ -90,13 +90,14 @@ class DryEngine:
             self.manager.free(seq)
             finished.append(RequestOutput.of(seq.request))
         self._steps += 1
+        hits_before, self._hits = self._hits, self.manager.hit_tokens
         return StepReport(
-            step=self._steps - 1,
+            step=self._steps,
             ran=tuple(ran),
             tokens=tuple(tokens),
             pool=self.manager.counts(),
             used_slots=self.manager.used_slots,
-            hit_tokens=0,
+            hit_tokens=self._hits - hits_before,
             preempted=tuple(seq.request.request_id for seq in schedule.preempted),
             num_copied_blocks=len(self.manager.take_copies()),
             finished=tuple(finished),
@@ -132,11 +133,11 @@ def dry_run(
 
 
 def token_steps(reports: Iterable[StepReport]) -> dict[int, list[int]]:
-    """By request, the steps that gave it a token, counted from 1: a token is there when its step has ended."""
+    """By request, the steps that gave it a token. They are counted from 1, as in the engine's reports."""
     steps: dict[int, list[int]] = {}
     for report in reports:
         for number, _, _ in report.tokens:
-            steps.setdefault(number, []).append(report.step + 1)
+            steps.setdefault(number, []).append(report.step)
     return dict(sorted(steps.items()))
 
 

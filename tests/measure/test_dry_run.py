@@ -33,7 +33,9 @@ def test_the_reports_say_chunks_decodes_and_preemptions():
 def test_prompts_that_begin_alike_are_found_in_the_cache():
     prompt = tuple(range(8))
     arrivals = [Arrival(0, 0, 3, prompt=prompt), Arrival(1, 0, 1, prompt=(*prompt, 99))]
-    assert ran(dry_run(arrivals, block_size=4, enable_prefix_caching=True))[1] == [(1, 1), (2, 1)]
+    reports = dry_run(arrivals, block_size=4, enable_prefix_caching=True)
+    assert ran(reports)[1] == [(1, 1), (2, 1)]
+    assert [report.hit_tokens for report in reports] == [0, 8, 0]
 
 
 def test_a_scheduler_that_runs_nobody_is_given_up():
@@ -45,8 +47,10 @@ def test_a_scheduler_that_runs_nobody_is_given_up():
         dry_run([Arrival(0, 4, 1)], Idle)
 
 
-def test_token_steps_count_from_one():
-    assert token_steps(dry_run([Arrival(0, 4, 3)])) == {1: [1, 2, 3]}
+def test_steps_are_counted_from_one_as_the_engine_does():
+    reports = dry_run([Arrival(0, 4, 3)])
+    assert [report.step for report in reports] == [1, 2, 3]
+    assert token_steps(reports) == {1: [1, 2, 3]}
 
 
 def test_a_policy_chooses_who_comes_in_next():

@@ -115,6 +115,13 @@ class TestCopyOnWrite:
         assert written.count("refs") == 2
         assert {"0", "1", "2"} <= set(written)
 
+    def test_where_what_was_written_is_too_long_the_title_says_who_wrote(self):
+        after = (
+            {"A": [3, 7], "B": [3, 9]},
+            {"A": [*SENTENCE, " an umbrella stand"], "B": [*SENTENCE, " a grand piano"]},
+        )
+        assert "after A and B wrote" in texts(copy_on_write(self.BEFORE, after, block_size=4))
+
     def test_a_sole_owner_writes_in_place_and_nothing_is_copied(self):
         picture = copy_on_write(({"A": [3]}, {"A": ["a"]}), ({"A": [3]}, {"A": ["a", "b"]}), block_size=4)
         assert "copy" not in texts(picture)

@@ -183,9 +183,16 @@ class TestScheduleGantt:
         assert dotted(picture) == [(1, 3.5, 5.5), (2, 5.5, 7.5)]  # the third request never ran
         assert "3 requests, 2 finished" in str(picture)
 
-    def test_in_seconds_a_step_is_as_wide_as_it_took(self):
-        reports = [step(1, [(1, 0, 9, "prefill")], seconds=0.5), step(2, [(1, 0, 1, "decode")], seconds=0.25)]
-        assert bars(schedule_gantt(reports, x="seconds"), GREEN) == [(0, 0.5, 0.75)]
+    def test_in_seconds_a_step_is_as_wide_as_it_took_and_has_a_bar_of_its_own(self):
+        reports = [
+            step(1, [(1, 0, 9, "prefill")], seconds=0.5),
+            step(2, [(1, 0, 1, "decode")], seconds=0.25),
+            step(3, [(1, 0, 1, "decode")], seconds=1.0),
+        ]
+        (_, first, end_of_first), (_, second, end_of_second) = bars(schedule_gantt(reports, x="seconds"), GREEN)
+        assert (first, second) == (0.5, 0.75)
+        assert 0.7 < end_of_first < 0.75
+        assert 1.7 < end_of_second < 1.75
 
     def test_each_output_of_a_request_has_its_row(self):
         reports = [

@@ -31,7 +31,8 @@ def schedule_gantt(
         it, requests are drawn as waiting from the beginning.
 
     High bars are prefill, with the number of tokens where there is room; low ones decode; a dotted line is waiting; a
-    cross is where a request lost its blocks, a tick where it finished. With n > 1 each output has its row.
+    cross is where a request lost its blocks, a tick where it finished. With n > 1 each output has its row. In seconds,
+    every decode has a bar of its own, so that one sees how long each took.
 
     Raises ValueError for no reports and for another x.
     """
@@ -52,7 +53,7 @@ def schedule_gantt(
         # Inches a unit of x: what the axes will have, about; it only decides which numbers are written.
         inches = (WIDTH - 1.0) / (edges[-1] - edges[0])
         for y, row in enumerate(drawn):
-            _draw_row(axes, y, row, edges, inches, 8 if pitch > 0.2 else 6.5)
+            _draw_row(axes, y, row, edges, inches, 8 if pitch > 0.2 else 6.5, one_by_one=x == "seconds")
         axes.set_yticks(range(len(drawn)), [row.label for row in drawn], size=9 if pitch > 0.2 else 8)
         label = "step" if x == "steps" else "seconds"
         more = f"      ({left_out} more rows are left out)" if left_out > 0 else ""
@@ -125,27 +126,30 @@ def _rows(reports: Sequence["StepReport"], arrivals: Mapping[int, int]) -> list[
     return [rows[key] for key in sorted(rows)]
 
 
-def _draw_row(axes: Axes, y: int, row: _Row, edges: list[float], inches: float, size: float) -> None:
+def _draw_row(
+    axes: Axes, y: int, row: _Row, edges: list[float], inches: float, size: float, *, one_by_one: bool
+) -> None:
     num_steps = len(edges) - 1
     step = 0
     while step < num_steps:
         kind = row.ran.get(step, ("waiting" if row.waits(step) else None, 0))[0]
         end = step + 1
-        # Prefill is drawn chunk by chunk; what else goes on for several steps is one bar.
-        while kind != "prefill" and end < num_steps:
+        # Prefill is drawn chunk by chunk; what else goes on for several steps is one bar, if one may not count them.
+        apart = kind == "prefill" or (kind == "decode" and one_by_one)
+        while not apart and end < num_steps:
             following = row.ran.get(end, ("waiting" if row.waits(end) else None, 0))[0]
             if following != kind:
                 break
             end += 1
         left, width = edges[step], edges[end] - edges[step]
+        gap = min(0.025 / inches, width * (0.25 if kind == "decode" else 0.1)) if apart else 0.0
         if kind == "prefill":
-            gap = min(0.025 / inches, width * 0.1)
             axes.barh(y, width - gap, left=left, height=0.78, align="center", color=BLUE)
             label = str(row.ran[step][1])
             if text_width(label, size) < (width - gap) * inches - 0.04:
                 axes.text(left + width / 2, y, label, color=text_on(BLUE), size=size, ha="center", va="center_baseline")
         elif kind == "decode":
-            axes.barh(y, width, left=left, height=0.34, color=GREEN)
+            axes.barh(y, width - gap, left=left, height=0.34, color=GREEN)
         elif kind == "waiting":
             axes.plot([left, left + width], [y, y], color=INK, linestyle=":", linewidth=1.2, solid_capstyle="butt")
         step = end

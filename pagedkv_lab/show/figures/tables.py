@@ -15,7 +15,7 @@ from pagedkv_lab.show.figures.holders import (
     physical_rows,
     pool_height,
 )
-from pagedkv_lab.show.figures.page import WIDTH, clip, page, write
+from pagedkv_lab.show.figures.page import WIDTH, clip, page, text_width, write
 from pagedkv_lab.show.style import GREEN, RED, Picture
 
 _MARGIN = 0.04
@@ -97,6 +97,8 @@ def copy_on_write(
             write(axes, 4.0 - 0.3, 0.13, f"logical blocks from {shown.start} on", size=8.5, ha="right", style="italic")
         for x, tables in ((_MARGIN, first), (4.0, second)):
             title = "before" if tables is first else f"after {' and '.join(wrote) or 'no write'}"
+            if text_width(title, 10, "bold") > 3.6:  # who wrote matters more than what
+                title = f"after {' and '.join(name for name, new in written.items() if new)} wrote"
             write(axes, x, 0.13, clip(title, 3.6, 10, "bold"), size=10, weight="bold")
             write(axes, x + 0.22 + ENTRY / 2, 0.42, "table", style="italic", ha="center")
             pool_x, width = x + 1.2, 1.9
