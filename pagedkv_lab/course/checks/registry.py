@@ -49,7 +49,9 @@ _CHAPTERS = (
     ("04_prefix_hashing", "Prefix hashing", "prefix_hashing"),
     ("05_prefix_cache", "Prefix cache", "prefix_cache"),
     ("06_copy_on_write", "Copy-on-write", "copy_on_write"),
+    ("07_paged_attention", "Paged attention", "paged_attention"),
     ("08_scheduler", "Scheduler", "scheduler"),
+    ("09_measure", "Measure", "measure"),
 )
 
 

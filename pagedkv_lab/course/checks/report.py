@@ -10,6 +10,10 @@ from pagedkv_lab.errors import PagedKVError
 
 #: The diagnosis of an exercise that nobody has begun.
 UNWRITTEN = "unwritten"
+#: The diagnosis of one that can't be run on this machine. No pass.
+NOT_CHECKED = "not_checked"
+
+_HEADLINES = {UNWRITTEN: "is not written yet", NOT_CHECKED: "was not checked"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Report:
             notes = tuple(filter(None, (tried, *self.notes)))
             return Card("good", f"`{self.exercise}` passed: {cases}, all right.", notes=notes)
         found = self.diagnosis
-        unwritten = found.code == UNWRITTEN
+        waiting = found.code in _HEADLINES
         rows = [
             ("example", found.call),
             ("expected", found.expected),
@@ -63,12 +67,12 @@ class Report:
             ("your line", found.detail),
             ("it printed", found.printed.rstrip()),
         ]
-        if unwritten:
+        if waiting:
             rows = []
         notes = [] if found.hint is None else [f"Stuck? Open hint {found.hint} of this exercise."]
         return Card(
-            "waiting" if unwritten else "bad",
-            f"`{self.exercise}` is not {'written' if unwritten else 'right'} yet.",
+            "waiting" if waiting else "bad",
+            f"`{self.exercise}` {_HEADLINES.get(found.code, 'is not right yet')}.",
             paragraphs=(found.message,),
             rows=tuple((label, text) for label, text in rows if text),
             notes=tuple(notes),
@@ -103,4 +107,4 @@ def _one_line(report: Report) -> str:
     if report.diagnosis is None:
         return f"`{report.exercise}` passed."
     first = report.diagnosis.message.splitlines()[0]
-    return first if report.diagnosis.code == UNWRITTEN else f"`{report.exercise}` is not right yet. {first}"
+    return first if report.diagnosis.code in _HEADLINES else f"`{report.exercise}` is not right yet. {first}"

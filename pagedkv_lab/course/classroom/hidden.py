@@ -20,6 +20,7 @@ from pagedkv_lab.course import checks
 from pagedkv_lab.course.checks.functions import Case, FunctionCheck
 from pagedkv_lab.course.checks.registry import find
 from pagedkv_lab.course.checks.report import CheckFailed, Report
+from pagedkv_lab.measure.records import RequestRecord
 
 #: How many fresh cases of a plain function are tried.
 FRESH_CASES = 40
@@ -96,6 +97,28 @@ def _step(draw: random.Random) -> tuple[Any, ...]:
     return tables, num_tokens, block_size
 
 
+def _held(draw: random.Random) -> tuple[Any, ...]:
+    """Requests that share some blocks, and one that waits now and then. Whoever shares a block may fill it less."""
+    block_size, unused = draw.choice([1, 2, 4, 16]), iter(draw.sample(range(64), 64))
+    prefix = [next(unused) for _ in range(draw.randint(0, 2))]
+    tables, num_tokens = [], []
+    for _ in range(draw.randint(1, 4)):
+        table = [*prefix, *(next(unused) for _ in range(draw.randint(0, 3)))]
+        tables.append(table)
+        num_tokens.append(draw.randint(0, len(table) * block_size))
+    return tables, num_tokens, block_size
+
+
+def _records(draw: random.Random) -> tuple[Any, ...]:
+    """Requests that come and go in quarters of a second."""
+    found = []
+    for _ in range(draw.randint(1, 5)):
+        arrival = draw.randint(0, 40) / 4
+        finish = arrival + draw.randint(1, 24) / 4
+        found.append(RequestRecord(arrival, finish, draw.randint(1, 600), draw.randint(1, 64)))
+    return (found,)
+
+
 #: Exercises whose arguments make sense in any company. Listed, so that a right answer never meets a case without sense.
 _INDEPENDENT = {
     "blocks_for", "kv_bytes_per_token", "contiguous_bytes", "paged_bytes", "num_blocks_that_fit", "best_block_size",
@@ -108,6 +131,8 @@ _TOGETHER: dict[str, Callable[[random.Random], tuple[Any, ...]]] = {
     "slot_mapping": _slots,
     "padded_tables": _tables,
     "blocks_for_step": _step,
+    "utilization": _held,
+    "tokens_per_second": _records,
 }
 
 
