@@ -495,7 +495,7 @@ article
 # </details>
 # <details><summary>C. A larger pool.</summary>
 #
-# > **No**, unless it comes from preemption. Look at the number of preemptions first: if it is 0, blocks are not the reason.
+# > **No.** Only if it comes from preemption. Look at the number of preemptions first: if it is 0, blocks are not the reason.
 #
 # </details>
 

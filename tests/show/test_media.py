@@ -1,6 +1,6 @@
 """The files that the README shows are there, small enough, and show what they are said to show.
 
-`python scripts/make_media.py` makes them.
+`python scripts/make_media.py` makes them, and `python scripts/chapter_picture.py` those of chapter 00.
 """
 
 import base64
@@ -39,6 +39,8 @@ def recording(page, tmp_path_factory) -> Recording:
     ("name", "most_bytes"),
     [
         ("course_map.png", 300_000),
+        ("start-here-light.png", 150_000),
+        ("start-here-dark.png", 150_000),
         ("first_run.html", 500_000),
         ("playground-light.png", 350_000),
         ("playground-dark.png", 350_000),
@@ -53,7 +55,7 @@ def test_file_is_there_and_small(name, most_bytes):
 def test_nothing_else_is_kept():
     """A file that the script has ceased to make would be shown for ever."""
     made = {"first_run.html", "playground-light.png", "playground-dark.png", "pool.gif", "pool-dark.gif"}
-    made |= {"course_map.png"}
+    made |= {"course_map.png", "start-here-light.png", "start-here-dark.png"}
     assert {path.name for path in MEDIA.iterdir()} == made
 
 
