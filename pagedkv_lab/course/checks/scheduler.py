@@ -1,6 +1,7 @@
 """Checks of chapter 08: a step's budget (8.1), latency (8.4), and the list of the chapter's exercises.
 
-`scheduler_victims` (8.2), `scheduler_steps` (8.3) and `scheduler_policy` (8.5) have the rest.
+`scheduler_victims` (8.2), `scheduler_steps` with `scheduler_differences` (8.3) and `scheduler_policy` (8.5) have the
+rest.
 
 Knows numbers of tokens and times. Does not know how a function finds them.
 """
