@@ -16,7 +16,6 @@
 import gc
 import random
 import time
-from collections import deque
 from statistics import median
 from uuid import uuid4
 
@@ -28,6 +27,7 @@ from pagedkv_lab.course.claims import Claims
 from pagedkv_lab.engine import ContiguousEngine
 from pagedkv_lab.measure import comparison
 from pagedkv_lab.measure.dry_run import Arrival, dry_run
+from pagedkv_lab.measure.reservation import BuddyMemory, serve_contiguously, serve_paged, shares
 from pagedkv_lab.measure.timing import Samples, in_turn, machine, num_threads, versions
 from pagedkv_lab.measure.workloads import QUESTIONS, SYSTEM_PROMPT
 from pagedkv_lab.show import footprint_over_time, memory_by_kind, show_source
@@ -464,88 +464,12 @@ else:
 # - **internal fragmentation**: slots that were reserved and will never be filled,
 # - **external fragmentation**: free, but in pieces that are too small for the next request. It also includes what the allocator rounds up.
 #
-# They come from three ways to reserve: **Max**, the longest length allowed. **Pow2**, the answer's length rounded up to a power of two, as if one could guess it that well. **Oracle**, the exact length, as if one knew. The stretches are cut by a *buddy allocator*, which has pieces of 1, 2, 4, 8, ... slots only, splits a larger one in two halves ("buddies") if it must, and joins them when both are free again:
+# They come from three ways to reserve: **Max**, the longest length allowed. **Pow2**, the answer's length rounded up to a power of two, as if one could guess it that well. **Oracle**, the exact length, as if one knew. The stretches are cut by a *buddy allocator*, which has pieces of 1, 2, 4, 8, ... slots only, splits a larger one in two halves ("buddies") if it must, and joins them when both are free again.
+#
+# All of this can be played without a model: a request is two lengths, and in each step everybody who runs gets one token. Here are the buddies and the service; beside them stands the same in blocks, with the package's own block manager and scheduler (`serve_paged`).
 
 # %%
-class BuddyMemory:
-    """Slots in pieces whose sizes are powers of two."""
-
-    def __init__(self, slots):
-        self.free = [set() for _ in range(slots.bit_length())]  # by order: where free pieces of 2**order slots begin
-        start = 0
-        for order in reversed(range(slots.bit_length())):
-            if slots >> order & 1:
-                self.free[order].add(start)
-                start += 1 << order
-
-    def take(self, size):
-        """A piece of at least `size` slots, (where it begins, order), or None."""
-        order = (size - 1).bit_length()
-        larger = next((o for o in range(order, len(self.free)) if self.free[o]), None)
-        if larger is None:
-            return None
-        start = min(self.free[larger])
-        self.free[larger].remove(start)
-        for half in reversed(range(order, larger)):  # keep the first half, again and again
-            self.free[half].add(start + (1 << half))
-        return start, order
-
-    def give_back(self, piece):
-        start, order = piece
-        while start ^ (1 << order) in self.free[order]:  # the buddy is free too: join them
-            self.free[order].remove(start ^ (1 << order))
-            start &= ~(1 << order)
-            order += 1
-        self.free[order].add(start)
-
-
-def contiguous_service(requests, reserve, slots):
-    """Serve requests, (tokens of the prompt, of the answer), in order, as many at a time as fit.
-
-    reserve: slots that a request asks for. Returns what `shares` takes: after each step, until the last one is let
-    in, the slots filled, to be filled, and never to be filled, and how many requests ran.
-    """
-    memory, waiting, running, steps = BuddyMemory(slots), deque(requests), [], []
-    while waiting:
-        while waiting and (piece := memory.take(reserve(*waiting[0]))):
-            running.append([*waiting.popleft(), 0, piece])
-        for request in running:
-            request[2] += 1  # one more token of the answer
-        filled = sum(prompt + done for prompt, _, done, _ in running)
-        to_come = sum(answer - done for _, answer, done, _ in running)
-        never = sum(reserve(prompt, answer) - prompt - answer for prompt, answer, *_ in running)
-        steps.append((filled, to_come, never, len(running)))
-        for _, answer, done, piece in running:
-            if done == answer:
-                memory.give_back(piece)
-        running = [request for request in running if request[2] < request[1]]
-    return steps
-
-
-def paged_service(requests, slots, block_size=16):
-    """The same with the package's block manager and scheduler."""
-    arrivals = [Arrival(0, prompt, answer) for prompt, answer in requests]
-    options = {"max_num_seqs": len(requests), "max_num_batched_tokens": slots, "block_size": block_size}
-    reports = dry_run(arrivals, num_gpu_blocks=slots // block_size, **options)
-    first_step = {}
-    for step, report in enumerate(reports):
-        for number, *_ in report.ran:
-            first_step.setdefault(number, step)
-    return [
-        (report.used_slots, 0, report.pool.used * block_size - report.used_slots, report.num_scheduled)
-        for report in reports[: max(first_step.values())]  # until the last one is let in
-    ]
-
-
-def shares(steps, slots):
-    """Of the memory, averaged over the steps: tokens, reserved, internal, external. And requests at a time."""
-    *parts, together = (sum(column) / len(steps) for column in zip(*steps, strict=True))
-    return *(part / slots for part in parts), 1 - sum(parts) / slots, together
-
-
-def power_of_two(n):
-    return 1 << (n - 1).bit_length()
-
+show_source(BuddyMemory, serve_contiguously)
 
 # %% [markdown]
 # The paper's set-up: 15,700 slots (OPT-13B on a 40 GB card, Table 1), 2,048 tokens at most, prompts of 161 and answers of 338 tokens on average (ShareGPT, Figure 11). We have the averages and not the texts, so we draw lengths with about these averages, 400 of them.
@@ -559,16 +483,17 @@ slots = 15_700
 
 
 def four_ways(requests, longest, slots):
+    """The same requests, served in the paper's three ways and in blocks."""
     return {
-        "Max": contiguous_service(requests, lambda prompt, answer: longest, slots),
-        "Pow2": contiguous_service(requests, lambda prompt, answer: prompt + power_of_two(answer), slots),
-        "Oracle": contiguous_service(requests, lambda prompt, answer: prompt + answer, slots),
-        "paged": paged_service(requests, slots),
+        "Max": serve_contiguously(requests, lambda prompt, answer: longest, slots),
+        "Pow2": serve_contiguously(requests, lambda prompt, answer: prompt + (1 << (answer - 1).bit_length()), slots),
+        "Oracle": serve_contiguously(requests, lambda prompt, answer: prompt + answer, slots),
+        "paged": serve_paged(requests, slots),
     }
 
 
 services = four_ways(requests, 2048, slots)
-found = {name: shares(steps, slots) for name, steps in services.items()}
+found = {name: shares(moments, slots) for name, moments in services.items()}
 paper = {  # Figures 2 and 13a; of vLLM's 3.7 % that are no tokens it doesn't say what they are
     "Max": (20.4, 13.3, 57.3, 8.9, 7.0),
     "Pow2": (26.8, 17.9, 13.6, 41.6, 9.81),
@@ -585,8 +510,8 @@ for name, (*columns, together) in found.items():
 # %%
 footprint_over_time(
     {
-        name: ([sum(step[:3]) for step in steps[::50]], [step[0] for step in steps[::50]])
-        for name, steps in services.items()
+        name: ([m.filled + m.to_fill + m.never for m in moments[::50]], [m.filled for m in moments[::50]])
+        for name, moments in services.items()
     },
     xlabel="every 50th step",
 )
@@ -627,8 +552,8 @@ if file is None:
 else:
     print("replaying the lengths of 2,000 requests ...")
     real = [(request.input_length, request.output_length) for request in read_trace(file)[:2000]]
-    for name, steps in four_ways(real, 131_072, 2_000_000).items():
-        *columns, together = shares(steps, 2_000_000)
+    for name, moments in four_ways(real, 131_072, 2_000_000).items():
+        *columns, together = shares(moments, 2_000_000)
         print(f"{name:<7}{''.join(f'{share:>9.1%}' for share in columns)}{together:>9.1f}")
 
 # %% [markdown]
