@@ -535,7 +535,7 @@ footprint_over_time(
 # |:---|---:|---:|---:|---:|---:|
 # | Max | 11.5 % | 0.2 % | 86.6 % | 1.7 % | 15.0 |
 # | Pow2 | 52.4 % | 0.9 % | 0.7 % | 46.0 % | 68.6 |
-# | Oracle | 54.7 % | 1.0 % | 0.0 % | 44.3 % | 71.6 |
+# | Oracle | 54.8 % | 1.0 % | 0.0 % | 44.3 % | 71.6 |
 # | paged | 97.7 % | 0.0 % | 0.0 % | 2.2 % | 128.7 |
 #
 # Long prompts and short answers: hardly anything is "reserved" any more, and guessing the answer's length is hardly worse than knowing it. What is left is holes.
