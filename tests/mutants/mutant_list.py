@@ -9,13 +9,24 @@
 Each is written as a learner would write it, without a look at the check.
 """
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
 from typing import Any
+
+import pytest
+
+#: For tests of all implementations together: without Triton (on macOS, say) nobody can write a kernel, right or wrong.
+#: In CI, where it must be there, they fail.
+needs_all_mutants = pytest.mark.skipif(
+    find_spec("triton") is None and os.environ.get("PAGEDKV_REQUIRE_TRITON") != "1",
+    reason="the kernels among the mutants need Triton: pip install triton",
+)
 
 
 @dataclass(frozen=True)

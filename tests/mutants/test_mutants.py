@@ -1,14 +1,12 @@
 """Every wrong implementation gets the diagnosis it deserves; every right one passes, however it is written."""
 
 import ast
-import os
 import warnings
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from mutant_list import mutants, rights
+from mutant_list import mutants, needs_all_mutants, rights
 from table import TABLE, text
 
 from pagedkv_lab.course import checks
@@ -17,12 +15,6 @@ from pagedkv_lab.course.checks.registry import chapters, exercises
 
 PACKAGE = checks.__name__
 CHECKS = Path(checks.__file__).parent
-
-#: Where there is no Triton (learners' machines, macOS), nobody can write a kernel, right or wrong. In CI, missing fails.
-needs_all_mutants = pytest.mark.skipif(
-    find_spec("triton") is None and os.environ.get("PAGEDKV_REQUIRE_TRITON") != "1",
-    reason="the kernels among the mutants need Triton: pip install triton",
-)
 
 #: Diagnoses that say it all themselves: there is no hint, or no call to show.
 WITHOUT_HINT = {"not_a_function", "not_a_class", "wrong_arguments", "mutates"}
